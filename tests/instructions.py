@@ -13,7 +13,7 @@ from typing import Any
 
 import capstone
 
-from rlx.codegen.objects.elf import ObjectFile
+from rlx.codegen.native.elf import ObjectFile
 from rlx.target.cpu import Target
 
 EXECUTABLE = 4  # flag of a section

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 
-from rlx.codegen.objects.elf import defined_symbols
+from rlx.codegen.native.elf import defined_symbols
 from rlx.target.cpu import Target
 
 _MAGIC = b"!<arch>\n"

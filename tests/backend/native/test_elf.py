@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlx.codegen.native import jit
-from rlx.codegen.objects.elf import MappedObject, ObjectFile, is_loadable, process_symbol
+from rlx.codegen.native.elf import MappedObject, ObjectFile, is_loadable, process_symbol
 from rlx.errors import CompileError
 from rlx.target.cpu import resolve
 

@@ -13,9 +13,9 @@ import rlx
 from rlx import ops
 from rlx.api.compile import plan
 from rlx.codegen.cpu.build import build_kernels
+from rlx.codegen.native.elf import MappedObject, ObjectFile, is_loadable
+from rlx.codegen.native.elf_arm import relocate
 from rlx.codegen.native.jit import compile_object
-from rlx.codegen.objects.elf import MappedObject, ObjectFile, is_loadable
-from rlx.codegen.objects.elf_arm import relocate
 from rlx.target.cpu import resolve
 
 RUN = r"""

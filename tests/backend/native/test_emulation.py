@@ -11,9 +11,9 @@ import pytest
 
 import rlx
 from rlx.codegen.native import jit, twins, vmath_core
+from rlx.codegen.native.elf import undefined_symbols
 from rlx.codegen.native.irtext import Function, Module, Value, lanes_of, vector
 from rlx.codegen.native.notation import write
-from rlx.codegen.objects.elf import undefined_symbols
 from rlx.errors import CompileError, UnsupportedError
 from rlx.ir.graph import Node
 from rlx.reference.interpreter import evaluate

@@ -15,9 +15,9 @@ from op_cases import ALL_OPS, Case, cases
 
 from emission import emissions, first_cases, runtime_modules
 from instructions import beyond, needed
+from rlx.codegen.native.elf import defined_symbols, undefined_symbols
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import compile_object
-from rlx.codegen.objects.elf import defined_symbols, undefined_symbols
 from rlx.target.cpu import Target, resolve, targets
 
 FIRST = first_cases()

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from machines import to_execute
+from rlx.codegen.native.elf import undefined_symbols
 from rlx.codegen.native.jit import compile_object
-from rlx.codegen.objects.elf import undefined_symbols
 from rlx.target.cpu import Target, targets
 
 OVERFLOW = """

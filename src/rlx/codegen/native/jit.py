@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 
 from rlx import config
 from rlx.codegen.native import stack_guard
-from rlx.codegen.objects.elf import (
+from rlx.codegen.native.elf import (
     MappedObject,
     defined_symbols,
     is_loadable,

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from rlx.codegen.objects import elf_arm
+from rlx.codegen.native import elf_arm
 from rlx.errors import CompileError
 from rlx.system import libc, protect
 

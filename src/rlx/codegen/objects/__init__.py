@@ -1,1 +1,0 @@
-"""Object files: what they define and need, and loading them without a linker."""
