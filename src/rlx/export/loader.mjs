@@ -111,7 +111,7 @@ export class Model {
 }
 
 async function open(url, cache) {
-  if (url.protocol === "file:") {  // no browser: Node, Deno or Bun
+  if (url.protocol === "file:") {  // no browser, but Node
     const { readFile } = await import("node:fs/promises");
     return new Response(await readFile(url));
   }
