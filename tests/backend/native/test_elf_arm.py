@@ -13,8 +13,7 @@ import rlx
 from rlx import ops
 from rlx.api.compile import plan
 from rlx.codegen.cpu.build import build_kernels
-from rlx.codegen.native.elf import MappedObject, ObjectFile, is_loadable
-from rlx.codegen.native.elf_arm import relocate
+from rlx.codegen.native.elf import MappedObject, ObjectFile, is_loadable, relocate_arm
 from rlx.codegen.native.jit import compile_object
 from rlx.target.cpu import resolve
 
@@ -55,12 +54,12 @@ def test_fields_of_instructions() -> None:
         (282, 0x14000000, 0x1000, 0x2000, 0x14000000 | 0x3FFFC00),
     ):
         data = bytearray(code.to_bytes(4, "little"))
-        relocate(data, 0, kind, target, here)
+        relocate_arm(data, 0, kind, target, here)
         assert int.from_bytes(data, "little") == want, kind
     with pytest.raises(ValueError, match="out of reach"):
-        relocate(bytearray(4), 0, 283, 1 << 40, 0)
+        relocate_arm(bytearray(4), 0, 283, 1 << 40, 0)
     with pytest.raises(ValueError, match="relocation 999"):
-        relocate(bytearray(4), 0, 999, 0, 0)
+        relocate_arm(bytearray(4), 0, 999, 0, 0)
 
 
 def test_objects_of_other_machines_are_left_to_llvm() -> None:

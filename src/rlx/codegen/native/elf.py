@@ -14,7 +14,6 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from rlx.codegen.native import elf_arm
 from rlx.errors import CompileError
 from rlx.system import libc, protect
 
@@ -26,6 +25,18 @@ _SYMTAB, _RELA, _NOBITS = 2, 4, 8  # kinds of sections
 _WRITE, _ALLOC, _EXECUTE = 1, 2, 4  # flags of sections
 _ABS64, _PC32, _PLT32, _PC64 = 1, 2, 4, 24  # relocations
 _GOT = (9, 41, 42)
+_ARM_ABS64, _ARM_PREL64, _ARM_PREL32 = 257, 260, 261
+_PAGE, _ADD_LOW, _GOT_PAGE, _GOT_LOW = 275, 277, 311, 312
+_ACCESSES = {
+    278: 0,
+    284: 1,
+    285: 2,
+    286: 3,
+    299: 4,
+}  # offsets of loads and stores, which count their own size
+_REACH = 1 << 25  # instructions that a call reaches
+_ARM_CALLS = (282, 283)
+_ARM_GOT = (_GOT_PAGE, _GOT_LOW)
 # A jump to the address that stands behind it.
 _JUMPS = {
     _MACHINE_X86_64: b"\xff\x25\x00\x00\x00\x00",
@@ -187,16 +198,16 @@ class MappedObject:
         memory, here = self._memory, self._base + place
         if symbol.section:
             target = self._base + self._starts[self._file.sections[symbol.section]] + symbol.value
-        elif kind in (elf_arm.CALLS if arm else (_PC32, _PLT32)):
+        elif kind in (_ARM_CALLS if arm else (_PC32, _PLT32)):
             target = self._base + self._jumps[symbol.name]  # the symbol itself may lie too far away
         else:
             target = outside[symbol.name]
-        if kind in (elf_arm.GOT if arm else _GOT):
+        if kind in (_ARM_GOT if arm else _GOT):
             at = self._pointer + 8 * self._pointers.setdefault(symbol, len(self._pointers))
             memory[at : at + 8] = struct.pack("<Q", target)
             target = self._base + at
         if arm:
-            elf_arm.relocate(memory, place, kind, target + addend, here)
+            relocate_arm(memory, place, kind, target + addend, here)
         elif kind == _ABS64:
             memory[place : place + 8] = struct.pack("<Q", (target + addend) % 2**64)
         elif kind == _PC64:
@@ -213,6 +224,48 @@ class MappedObject:
         for start, end, protection in ((0, ends[0], read | execute), (ends[0], ends[1], read)):
             if end > start:
                 protect(self._base + start, end - start, protection)
+
+
+def relocate_arm(memory: mmap.mmap | bytearray, place: int, kind: int, target: int, here: int) -> None:
+    """Write what a relocation of AArch64 stands for at `place`, whose address is `here`.
+
+    >>> code = bytearray((0x94000000).to_bytes(4, "little"))  # bl
+    >>> relocate_arm(code, 0, 283, 0x1010, 0x1000)
+    >>> hex(int.from_bytes(code, "little"))
+    '0x94000004'
+    """
+    if kind == _ARM_ABS64:
+        memory[place : place + 8] = struct.pack("<Q", target % 2**64)
+    elif kind == _ARM_PREL64:
+        memory[place : place + 8] = struct.pack("<q", target - here)
+    elif kind == _ARM_PREL32:
+        memory[place : place + 4] = struct.pack("<i", target - here)
+    else:
+        (code,) = struct.unpack_from("<I", memory, place)
+        memory[place : place + 4] = struct.pack("<I", code | _field(kind, target, here))
+
+
+def _field(kind: int, target: int, here: int) -> int:
+    """The bits of an instruction that name an address."""
+    if kind in _ARM_CALLS:
+        return _near((target - here) >> 2, _REACH) & 0x3FFFFFF
+    if kind in (_PAGE, _GOT_PAGE):
+        pages = _near((target >> 12) - (here >> 12), 1 << 20)
+        return (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5
+    low = target & 0xFFF
+    if kind == _ADD_LOW:
+        return low << 10
+    if kind == _GOT_LOW:
+        return low >> 3 << 10
+    if kind in _ACCESSES:
+        return low >> _ACCESSES[kind] << 10
+    raise ValueError(f"relocation {kind} is not supported")
+
+
+def _near(distance: int, reach: int) -> int:
+    if not -reach <= distance < reach:
+        raise ValueError("an address is out of reach")
+    return distance
 
 
 def process_symbol(name: str) -> int:
