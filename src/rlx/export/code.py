@@ -89,11 +89,12 @@ class CodeWriter:
         if offsets:
             table = self.module.table(f"{name}.offsets", "i64", offsets)
             index = f.zext(number, "i64")
+            known = f.and_(f.cmp("ult", index, len(offsets)), f.cmp("ne", context, 0))
 
             def found() -> None:
                 f.return_(f.byte_at(context, f.field(table, index)))
 
-            f.branch(f.cmp("ult", index, len(offsets)), found)
+            f.branch(f.value(known, "i1"), found)
         f.return_(Value("ptr", "null"))
 
     def _write_errors(self) -> None:
@@ -108,6 +109,7 @@ class CodeWriter:
     def _write_reset(self) -> None:
         f = self.module.function("rlx_reset", [("ptr", "context")])
         (context,) = f.args
+        f.branch(f.cmp("eq", context, 0), f.return_)
         weights = f.field(context, WEIGHTS, "ptr")
         for state in self.tables.states:
             assert isinstance(state.place.offset, int), "states are roots, which have fixed places"
@@ -130,6 +132,9 @@ class CodeWriter:
         def fail(broken: Bool, code: int) -> None:
             f.branch(broken, lambda: f.return_(f.value(code, "i32")))
 
+        fail(f.cmp("eq", context, 0), Code.ARGUMENT)
+        if tables.symbols:
+            fail(f.cmp("eq", given, 0), Code.ARGUMENT)
         symbols: dict[str, Int] = {}
         for i, s in enumerate(tables.symbols):
             value = symbols[s.name] = f.field(given, i)
@@ -178,6 +183,8 @@ def _signed(word: int) -> int:
 @native
 def rlx_run(context: ptr, *, keeps: bool, threaded: bool) -> i32:
     """Run all steps. A program that keeps states refuses to go on after a failure, until it is reset."""
+    if context == ptr(0):
+        return i32(Code.ARGUMENT)
     if context[BOUND] == 0:
         return i32(Code.NOT_BOUND)
     if context[SPOILT] != 0:
@@ -207,6 +214,8 @@ def rlx_checksum(words: ptr, n: i64) -> i64:
 @native
 def rlx_init(context: ptr, weights: ptr, nbytes: i64, *, version: int, size: int, fixed: bool) -> i32:
     """Make a context of memory that is all zeros, for weights with their header; their bytes are checked."""
+    if (context == ptr(0)) | (weights == ptr(0)):
+        return i32(Code.ARGUMENT)
     if nbytes < 32:
         return i32(Code.TRUNCATED)
     if weights[0] != _signed(MAGIC):

@@ -72,7 +72,7 @@ def declarations(program: Prepared) -> str:
     tables = program.tables
 
     def shape(entry: Entry) -> str:
-        return "[" + ", ".join(map(str, entry.shape)) + "]"
+        return ("[" + ", ".join(map(str, entry.shape)) + "]").replace("*/", "* /")
 
     def fields(entries: Sequence[Entry]) -> str:
         listed = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -318,6 +319,25 @@ def test_missing_weights_are_refused(layers_library: Library, tmp_path: Path) ->
         assert failed.value.code in (Code.OPEN, Code.TRUNCATED, Code.MEMORY)
     with pytest.raises(ExportError, match="fewer than 1 thread"):
         layers_library.open(threads=0)
+
+
+def test_arguments_that_make_no_sense_crash_nothing(layers_library: Library) -> None:
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    model, call = layers_library.open(), layers_library.function
+    assert call("bind", number, pointer, pointer)(None, None) == Code.ARGUMENT
+    assert call("bind", number, pointer, pointer)(model._place, None) == Code.ARGUMENT
+    assert call("run", number, pointer)(None) == Code.ARGUMENT
+    assert call("init", number, pointer, pointer, ctypes.c_int64)(None, None, 0) == Code.ARGUMENT
+    assert call("open", number, pointer, ctypes.c_char_p, number)(None, None, 1) == Code.ARGUMENT
+    for name in ("input", "output", "input_shape", "output_shape"):
+        find = call(name, pointer, pointer, number)
+        assert find(model._place, 0) and not find(None, 0)
+        assert not any(find(model._place, i) for i in (1, -1, 1 << 30, -(1 << 31)))
+    for name in ("reset", "close"):
+        call(name, None, pointer)(None)
+    text = call("error", ctypes.c_char_p, number)
+    assert {text(code) for code in (1000, -1, 1 << 30)} == {b"this code is not known"}
+    model.close()
 
 
 @pytest.mark.parametrize("mutants", [60, pytest.param(500, marks=pytest.mark.slow)])
