@@ -7,7 +7,7 @@ const ARRAYS = {
 const PAGE = 65536;
 const ALIGNMENT = 4096;
 const RECORD = 64;
-const WORKER = `rlx-${INFO.name}-${INFO.version}`;
+const OWN_NAME = `rlx-${INFO.name}-${INFO.version}`;
 
 export class ModelError extends Error {
   constructor(code, message) {
@@ -115,12 +115,13 @@ async function open(url, cache) {
     const { readFile } = await import("node:fs/promises");
     return new Response(await readFile(url));
   }
-  const kept = cache && globalThis.caches ? await caches.open(`${INFO.name}-${INFO.version}`) : null;
+  const kept = cache && globalThis.caches ? await caches.open(OWN_NAME) : null;
   const found = kept ? await kept.match(url) : undefined;
   if (found) return found;
   const response = await fetch(url);
   if (!response.ok) throw new Error(`${url} cannot be loaded: ${response.status} ${response.statusText}`);
-  if (kept) await kept.put(url, response.clone()).catch(() => undefined);  // there may be no room for it
+  // Stored while it arrives; there may be no room for it.
+  if (kept) kept.put(url, response.clone()).catch(() => undefined);
   return response;
 }
 
@@ -129,11 +130,11 @@ async function startWorker(module, memory) {
   const url = new URL(import.meta.url);
   let worker, listen;
   if (globalThis.Worker) {
-    worker = new Worker(url, { type: "module", name: WORKER });
+    worker = new Worker(url, { type: "module", name: OWN_NAME });
     listen = (kind, f) => { worker[`on${kind}`] = (event) => f(event.data ?? event.message); };
   } else {
     const { Worker: Thread } = await import("node:worker_threads");
-    worker = new Thread(url, { workerData: WORKER });
+    worker = new Thread(url, { workerData: OWN_NAME });
     worker.unref();
     listen = (kind, f) => worker.on(kind, f);
   }
@@ -152,11 +153,11 @@ function work(port, { module, memory, record, stack }) {
   core.worker(record);
 }
 
-if (globalThis.WorkerGlobalScope && globalThis.name === WORKER) {
+if (globalThis.WorkerGlobalScope && globalThis.name === OWN_NAME) {
   globalThis.onmessage = (event) => work(globalThis, event.data);
 } else if (globalThis.process?.versions?.node) {
   const { parentPort, workerData } = await import("node:worker_threads");
-  if (workerData === WORKER) parentPort.on("message", (given) => work(parentPort, given));
+  if (workerData === OWN_NAME) parentPort.on("message", (given) => work(parentPort, given));
 }
 
 function threadsFor(wanted) {
@@ -197,5 +198,10 @@ export async function load(url = new URL(".", import.meta.url), options = {}) {
     onProgress(loaded, INFO.weights);
   }
   const workers = await Promise.all(Array.from({ length: threads - 1 }, () => startWorker(module, core.memory)));
-  return Model.start(core, places, loaded, workers);
+  try {
+    return await Model.start(core, places, loaded, workers);
+  } catch (error) {
+    if (globalThis.caches) await caches.delete(OWN_NAME);  // what it holds may be what is wrong
+    throw error;
+  }
 }

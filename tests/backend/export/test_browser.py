@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -35,6 +36,11 @@ try {
   for (let i = 0; i < 5; i++) found.y = Array.from(model.run({ x }, { n: 6 }).y);
   try { new Function("return 1"); found.evaluates = true; } catch { found.evaluates = false; }
   model.close();
+  const weights = new URL("net.weights", location);
+  const soon = () => new Promise((done) => setTimeout(done, 50));
+  for (let i = 0; i < 100 && !(await caches.match(weights)); i++) await soon();
+  const again = await load(undefined, { threads: 1 });
+  found.again = Array.from(again.run({ x }, { n: 6 }).y);
 } catch (error) { found.error = String(error); }
 await fetch("found", { method: "POST", body: JSON.stringify(found) });
 """
@@ -42,6 +48,7 @@ PAGE = "<!doctype html><script type=module src=page.mjs></script>"
 
 
 class Handler(SimpleHTTPRequestHandler):
+    asked: ClassVar[list[str]] = []
     extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript"}
 
     def __init__(
@@ -54,6 +61,10 @@ class Handler(SimpleHTTPRequestHandler):
         for name, value in self.more.items():
             self.send_header(name, value)
         super().end_headers()
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        super().do_GET()
 
     def do_POST(self) -> None:
         """What the page has found."""
@@ -86,6 +97,7 @@ def test_a_page_runs_the_model(require, tmp_path: Path, isolated: bool) -> None:
     program.export(tmp_path, "wasm", bind={"n": (1, 8)})
     (tmp_path / "page.html").write_text(PAGE)
     (tmp_path / "page.mjs").write_text(SCRIPT)
+    Handler.asked.clear()
     headers = {"Content-Security-Policy": POLICY, **(ISOLATED if isolated else {})}
     browser = shutil.which("chromium") or "chromium"
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
@@ -101,4 +113,6 @@ def test_a_page_runs_the_model(require, tmp_path: Path, isolated: bool) -> None:
     assert found["isolated"] is isolated and found["threads"] == (2 if isolated else 1)
     assert found["progress"] == 1 and found["evaluates"] is False
     x = np.sin(np.arange(6 * 16)).astype(np.float32).reshape(6, 16)
-    np.testing.assert_allclose(np.reshape(found["y"], (6, 16)), program(x), rtol=2e-5, atol=2e-5)
+    for name in ("y", "again"):
+        np.testing.assert_allclose(np.reshape(found[name], (6, 16)), program(x), rtol=2e-5, atol=2e-5)
+    assert Handler.asked.count("/net.weights") == 1  # the second time they come from the cache
