@@ -12,13 +12,13 @@ import numpy as np
 from rlx.api.options import LoadOptions
 from rlx.api.session import known, stored_program
 from rlx.errors import InputError
+from rlx.llm import late
 from rlx.llm.sample import Sampler, Sampling, SamplingOptions, StopWords, log_softmax_at, perplexity_of
 from rlx.llm.schema import Guide, Vocabulary
 from rlx.llm.source import AT_ONCE, Source, open_source
 from rlx.llm.tokens import Tokenizer
 
 if TYPE_CHECKING:
-    from rlx.api.session import Imported
     from rlx.runtime.program import CompiledProgram
 
 Message = Mapping[str, object]
@@ -59,16 +59,13 @@ def load(
     positions = source.positions(context)
     others = [known(other) for other in source.others]
     if memory_limit is not None:
-        from rlx.llm.memory import weight_budget  # start time: it plans
-
-        options["weight_budget"] = weight_budget(source, positions, memory_limit)
-
-    def import_() -> Imported:
-        from rlx.llm.decoder import build  # start time: it has all ops, and a stored program needs none
-
-        return build(source.config, source.tensors, positions), others
-
-    program = stored_program(known(source.path), {**options}, {"decoder": positions}, import_)
+        options["weight_budget"] = late.weight_budget(source, positions, memory_limit)
+    program = stored_program(
+        known(source.path),
+        {**options},
+        {"decoder": positions},
+        lambda: (late.build(source.config, source.tensors, positions), others),
+    )
     source.tensors.check()
     return LanguageModel(source, program, positions)
 
