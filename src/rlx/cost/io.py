@@ -22,7 +22,7 @@ from rlx.ir.op import Level, Role
 from rlx.ir.symbols import sizes_at_bounds
 from rlx.ir.types import tensor_types
 from rlx.kernel.control import is_branch, own_symbols
-from rlx.kernel.form import Call, Form, Loop, Map, Pieces, Reduce, Scatter
+from rlx.kernel.form import Form, HostCall, Loop, Map, Pieces, Reduce, Scatter
 from rlx.kernel.lowering import lower_node
 from rlx.kernel.scalar import LOADS, Scalar
 from rlx.kernel.views import view_layouts
@@ -311,7 +311,7 @@ class IoModel:
             return True
         if node.op.role is not Role.COMPUTE or node.op.level is Level.HIR or node.bodies:
             return False
-        return isinstance(lower_node(node), Call)
+        return isinstance(lower_node(node), HostCall)
 
     def _control(self, node: Node) -> GraphIoProfile:
         """Bodies times trips; of bodies that exclude each other, the dearer one."""

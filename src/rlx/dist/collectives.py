@@ -20,7 +20,7 @@ import numpy as np
 from rlx.dist.errors import LengthMismatch, OutOfBounds, TransportError
 from rlx.dist.native.copies import copy_bytes
 from rlx.dist.native.reduce import STREAM_BYTES, Kernel, kernel, native_address
-from rlx.dist.transport import DONE, Array, Call, Outgoing, Repeat, SymmetricTransport, address_of, check_rank
+from rlx.dist.transport import DONE, Array, CollectiveCall, Outgoing, Repeat, SymmetricTransport, address_of, check_rank
 from rlx.dist.types import ReduceKind, SymmetricBuffer
 from rlx.errors import DTypeError
 from rlx.ir.dtype import dtype as find
@@ -277,14 +277,14 @@ def _result(out: Array | None, shape: tuple[int, ...], dtype: np.dtype) -> Array
 
 
 @functools.cache
-def _call(op: str, dtype: np.dtype, kind: str = "", root: int = 0, row_bytes: int = 0) -> Call:
-    return Call(op, find(dtype).name, kind, root, row_bytes)
+def _call(op: str, dtype: np.dtype, kind: str = "", root: int = 0, row_bytes: int = 0) -> CollectiveCall:
+    return CollectiveCall(op, find(dtype).name, kind, root, row_bytes)
 
 
 @functools.lru_cache(maxsize=1024)
 def _reduce_layout(
     op: str, dtype: np.dtype, kind: ReduceKind, nbytes: int = 0, parts: int = 1
-) -> tuple[Call, Kernel, int, Regions]:
+) -> tuple[CollectiveCall, Kernel, int, Regions]:
     """The call, its kernel, its native code (0 if NumPy does it, or stores are non-temporal), and where a
     flat array is cut: between cache lines."""
     if not isinstance(kind, ReduceKind):

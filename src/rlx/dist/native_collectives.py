@@ -17,7 +17,7 @@ from rlx.dist.collectives import Regions, _slices
 from rlx.dist.errors import TransportError
 from rlx.dist.native.exchange_code import DIFFERENT, kernel
 from rlx.dist.native.reduce import STREAM_BYTES, array_at, native_address
-from rlx.dist.transport import Call, Outgoing
+from rlx.dist.transport import CollectiveCall, Outgoing
 from rlx.dist.types import ReduceKind
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class NativeMeetings:
         group, array = self._group, array_at(x, dtype.np, nbytes // dtype.itemsize)
         out, place = Outgoing(array, regions, **options), x - group._own_heap + 1
         look = ctypes.cast(self._look, ctypes.c_void_p).value or 0
-        return kernel(), group._exchanges.table(Call(op, dtype.name, kind).tag, out, place, look)
+        return kernel(), group._exchanges.table(CollectiveCall(op, dtype.name, kind).tag, out, place, look)
 
     def _look_around(self) -> int:
         """Called by a waiting kernel once in a while; not 0 ends the wait."""

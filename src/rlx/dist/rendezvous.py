@@ -18,7 +18,7 @@ from rlx.dist.errors import RankFailed, RanksMissing, Timeout, TransportError
 from rlx.dist.heap import ABSENT, FAILED, GROUPS, LEFT, RECORD_BYTES, SymmetricHeap
 from rlx.dist.transport import (
     Array,
-    Call,
+    CollectiveCall,
     Partition,
     address_of,
     as_bytes,
@@ -33,7 +33,7 @@ SLICE_NANOSECONDS = 10_000_000
 # Looks before a waiter gives its core away, which it may not get back for milliseconds: about 80 us where
 # every rank can have a core, 1 us where one may wait for that very core. About 100 us later it sleeps.
 PATIENT_PAUSES, FEW_PAUSES = 4096, 64
-_BARRIER = Call("barrier").tag
+_BARRIER = CollectiveCall("barrier").tag
 _CLOSED = "closed its transport"
 
 
@@ -167,7 +167,7 @@ class Rendezvous(ABC):
         """The group of this rank as a separate transport; all ranks pass the same partition."""
         mine = group_of(self.this_rank, groups, self.num_ranks)
         # Groups that split further may have used up different numbers; the highest is free everywhere.
-        self._meet(Call("split").tag, self._deadline(None), length=self._state.next_group)
+        self._meet(CollectiveCall("split").tag, self._deadline(None), length=self._state.next_group)
         group = max(self._received(0))
         if group >= GROUPS:
             raise TransportError(f"a job can make {GROUPS - 1} splits at most; keep and reuse groups")
@@ -235,7 +235,7 @@ class Rendezvous(ABC):
         epoch = self._table[sync.MY_EPOCH] % 2**32
         post = sync.POSTS + epoch % 2 * sync.POST_BYTES
         tags = [ctypes.c_int64.from_address(line + post).value for line in self._lines]
-        return ", ".join(f"rank {rank} called {Call.from_tag(tag)}" for rank, tag in enumerate(tags))
+        return ", ".join(f"rank {rank} called {CollectiveCall.from_tag(tag)}" for rank, tag in enumerate(tags))
 
     def _look_around(self, deadline: float) -> None:
         """Between two slices of waiting: has the group failed, did a missing rank die, is the time over?"""

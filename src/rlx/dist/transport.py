@@ -25,11 +25,11 @@ _KINDS = ("", *(kind.value for kind in ReduceKind))
 
 
 @dataclass(frozen=True)
-class Call:
+class CollectiveCall:
     """The purpose of a rank's rendezvous. Ranks whose calls differ get an error instead of each other's data.
 
-    >>> call = Call("broadcast", "f32", root=2)
-    >>> str(call), Call.from_tag(call.tag) == call
+    >>> call = CollectiveCall("broadcast", "f32", root=2)
+    >>> str(call), CollectiveCall.from_tag(call.tag) == call
     ('broadcast(f32, root 2)', True)
     """
 
@@ -53,9 +53,9 @@ class Call:
         return packed | self.row_bytes % 2**31 << 32
 
     @staticmethod
-    def from_tag(tag: int) -> Call:
+    def from_tag(tag: int) -> CollectiveCall:
         op, kind, dtype, root = tag & 15, tag >> 4 & 15, tag >> 8 & 255, tag >> 16 & 0xFFFF
-        return Call(OPS[op], _dtype_names()[dtype], _KINDS[kind], root, tag >> 32)
+        return CollectiveCall(OPS[op], _dtype_names()[dtype], _KINDS[kind], root, tag >> 32)
 
     def __str__(self) -> str:
         details = [self.dtype, self.kind.upper(), f"root {self.root}" if self.op == "broadcast" else ""]
@@ -233,7 +233,7 @@ class SymmetricTransport(Protocol):
         """
         raise NotImplementedError
 
-    def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterable[Step]:
+    def exchange(self, call: CollectiveCall, out: Outgoing, timeout: float | None) -> Iterable[Step]:
         """Move an array between all ranks, piece by piece: the engine under the collectives.
 
         There are not steps if all of it is already where `out.into` says.

@@ -19,8 +19,7 @@ from rlx.export.tables import (
     Tables,
     every_step,
 )
-from rlx.ir.dim import Atom, CeilDiv, Constraint, Dim, FloorDiv, Max, Min, Mod, Sym
-from rlx.ir.dim import Call as DimCall
+from rlx.ir.dim import Atom, CeilDiv, Constraint, Dim, DimCall, FloorDiv, Max, Min, Mod, Sym
 
 
 class Words:

@@ -35,7 +35,19 @@ from rlx.ir.node import is_among
 from rlx.ir.op import Op, Role
 from rlx.ir.rewrite import substitute_dims
 from rlx.ir.types import tensor_types
-from rlx.kernel.form import Call, Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Sort, Template
+from rlx.kernel.form import (
+    Contract,
+    Conv,
+    Cumulate,
+    Form,
+    HostCall,
+    Map,
+    Pieces,
+    Reduce,
+    Scatter,
+    Sort,
+    Template,
+)
 from rlx.kernel.scalar import EXACT, PRIMITIVES
 from rlx.ops.array.addressing import OutOfRangeError
 from rlx.reference.interpreter import Interpreter
@@ -90,7 +102,7 @@ class Follower(Interpreter):
         operands = [self.known[o.id][0] for o in node.operands]
         if node.bodies:
             return self.through_bodies(node, operands)
-        if is_about_bits(node.op) or not node.op.has("lower") or isinstance(self.form(node), Call):
+        if is_about_bits(node.op) or not node.op.has("lower") or isinstance(self.form(node), HostCall):
             return self.exactly(node, operands)
         if node.op.family == "fourier" and not all(np.isfinite(o.value).all() for o in operands):
             raise NotFollowed("which sums an infinite number spoils is up to the algorithm")

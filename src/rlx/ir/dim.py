@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from rlx.errors import ShapeError
-from rlx.ir.dims.atom import Atom, Call, CeilDiv, FloorDiv, Max, Min, Mod, Sym
+from rlx.ir.dims.atom import Atom, CeilDiv, DimCall, FloorDiv, Max, Min, Mod, Sym
 from rlx.ir.dims.bounds import (
     dim_max,
     dim_min,
@@ -28,10 +28,10 @@ from rlx.records import dataclass
 
 __all__ = [
     "Atom",
-    "Call",
     "CeilDiv",
     "Constraint",
     "Dim",
+    "DimCall",
     "Expr",
     "FloorDiv",
     "Max",
@@ -82,7 +82,7 @@ def _collect(d: Dim, found: set[str]) -> None:
         for atom, _ in monomial:
             if isinstance(atom, Sym):
                 found.add(atom.name)
-            elif isinstance(atom, Call):
+            elif isinstance(atom, DimCall):
                 for arg in atom.args:
                     _collect(arg, found)
 
@@ -108,7 +108,7 @@ def _atom_value(atom: Atom, binding: Mapping[str, int]) -> int:
         if atom.name not in binding:
             raise ShapeError(f"symbol {atom.text} has no size; give one, for example {{{atom.name!r}: 128}}")
         return binding[atom.name]
-    assert isinstance(atom, Call)
+    assert isinstance(atom, DimCall)
     args = [evaluate(a, binding) for a in atom.args]
     if isinstance(atom, (Min, Max)):
         return min(args) if isinstance(atom, Min) else max(args)
@@ -143,11 +143,11 @@ def substitute(d: Dim, mapping: Mapping[str, Dim]) -> Dim:
 def _replaced(atom: Atom, mapping: Mapping[str, Dim]) -> Dim:
     if isinstance(atom, Sym):
         return mapping.get(atom.name, of_atom(atom))
-    assert isinstance(atom, Call)
+    assert isinstance(atom, DimCall)
     return _BUILD[type(atom)](*(substitute(a, mapping) for a in atom.args))
 
 
-_BUILD: Mapping[type[Call], Callable[..., Dim]] = {
+_BUILD: Mapping[type[DimCall], Callable[..., Dim]] = {
     FloorDiv: floordiv,
     CeilDiv: ceildiv,
     Mod: mod,
@@ -271,7 +271,7 @@ class _Generator:
             return self.slots[atom.name]
         if atom in self.known:
             return self.known[atom]
-        assert isinstance(atom, Call)
+        assert isinstance(atom, DimCall)
         args = [self.dim(a) for a in atom.args]
         if isinstance(atom, (Min, Max)):
             return self.assign(atom, f"{'min' if isinstance(atom, Min) else 'max'}({', '.join(args)})")

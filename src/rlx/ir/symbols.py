@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from rlx.ir.dim import Call, Dim, Expr, Sym, dim_min, evaluate, never_falls, substitute, symbols
+from rlx.ir.dim import Dim, DimCall, Expr, Sym, dim_min, evaluate, never_falls, substitute, symbols
 from rlx.ir.dims.atom import quote
 from rlx.ir.types import TensorType, TupleType, type_symbols
 
@@ -175,6 +175,6 @@ def _collect_dim(d: Dim, found: dict[str, list[Bounds]], seen: set[int]) -> None
                 known = found.setdefault(atom.name, [])
                 if (atom.min, atom.max) not in known:
                     known.append((atom.min, atom.max))
-            elif isinstance(atom, Call):
+            elif isinstance(atom, DimCall):
                 for arg in atom.args:
                     _collect_dim(arg, found, seen)

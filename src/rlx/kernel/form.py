@@ -168,14 +168,14 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Call:
+class HostCall:
     """A host function, named in explain and stats; billed as a sync point."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class Collective(Call):
+class Collective(HostCall):
     """The form of a meeting of ranks, which runs between native segments; `why` names it.
 
     `pairs` lists (axis of the operand, axis of the result) that run along each other and that nothing cuts.
@@ -184,7 +184,9 @@ class Collective(Call):
     pairs: tuple[tuple[int, int], ...] = ()
 
 
-Form: TypeAlias = Map | Pieces | Reduce | Contract | Conv | Cumulate | Scatter | Sort | Template | Loop | Call
+Form: TypeAlias = (
+    Map | Pieces | Reduce | Contract | Conv | Cumulate | Scatter | Sort | Template | Loop | HostCall
+)
 
 
 @dataclass(frozen=True)

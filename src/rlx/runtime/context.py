@@ -16,7 +16,7 @@ from rlx.plan.lir import PLACED, LirBufferPlan, LirFetch, LirModule, Point
 from rlx.plan.phase import Phase, runs_in_streams
 from rlx.records import dataclass
 from rlx.runtime.barriers import EVERYWHERE, Span, settle
-from rlx.runtime.control import Call, CallList, Pointer
+from rlx.runtime.control import CallList, CallRecord, Pointer
 from rlx.runtime.derive import params_without_value
 from rlx.runtime.memory import address_of, allocate
 from rlx.runtime.native.driver import NativeProgram, Record
@@ -257,7 +257,7 @@ class Context:
             address, read = self.native_meetings[id]
             fields = [int(read.ctypes.data)]
             layout.calls.append(
-                Call(
+                CallRecord(
                     address=address,
                     label=str(id),
                     pointers=[],
@@ -321,7 +321,7 @@ class Context:
         if gate is not None:
             control = Pointer(None, reader.address)
             layout.calls.append(
-                Call(
+                CallRecord(
                     address=reader.gate_address,
                     label="",
                     pointers=[control],
@@ -341,7 +341,7 @@ class Context:
             self._addresses.pop(f.node, None)
 
     def _in_parts(
-        self, kernel: EmittedKernel, whole: Call, parts: Sequence[LirFetch], layout: CallList
+        self, kernel: EmittedKernel, whole: CallRecord, parts: Sequence[LirFetch], layout: CallList
     ) -> None:
         """Put a call per part in place of the call of a kernel, with a gate in front of each: it sees the
         weight as if it were contiguous around the part that is there."""

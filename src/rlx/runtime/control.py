@@ -43,7 +43,7 @@ class Pointer:
 
 
 @dataclass(kw_only=True)
-class Call(Turn):
+class CallRecord(Turn):
     """One record: a kernel with its operands and the sizes it reads, or a jump to a mark."""
 
     address: int
@@ -68,7 +68,7 @@ class CallList:
         keep: list[object],
         together: Collection[int] = (),
     ) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[CallRecord] = []
         self._together = together  # bound values that may share memory
         self._address, self._binding, self._keep = address, binding, keep
         self._label = ""
@@ -85,9 +85,9 @@ class CallList:
         reads: list[Span],
         writes: list[Span],
         work: int,
-    ) -> Call:
+    ) -> CallRecord:
         """One call; `work` is how many picoseconds one thread would take."""
-        made = Call(
+        made = CallRecord(
             address=self._address(kernel.name),
             label=label,
             pointers=pointers,
@@ -129,7 +129,7 @@ class CallList:
         """Go on at a mark where the byte is zero; always, where none is given."""
         byte = Pointer(None, self._zero.ctypes.data) if unless is None else unless
         reads = [self.span(byte, 1)]
-        self.calls.append(Call(address=0, label=self._label, pointers=[byte], reads=reads, to=to))
+        self.calls.append(CallRecord(address=0, label=self._label, pointers=[byte], reads=reads, to=to))
 
     def mark(self, mark: Mark) -> None:
         mark.at = len(self.calls)
@@ -138,7 +138,7 @@ class CallList:
         """Bytes from one place to another."""
         if nbytes:
             self.calls.append(
-                Call(
+                CallRecord(
                     address=driver_address(rlx_copy),
                     label=self._label,
                     pointers=[source, target],
@@ -156,7 +156,7 @@ class CallList:
     def refuse(self, code: int) -> None:
         """End the run with an error."""
         self.calls.append(
-            Call(
+            CallRecord(
                 address=driver_address(rlx_refuse), label=self._label, pointers=[], values=[code], alone=True
             )
         )
@@ -165,7 +165,7 @@ class CallList:
         """Enter the first or another step: its number and whether there is one go to `cells`."""
         step = Pointer(None, cells.ctypes.data)
         self.calls.append(
-            Call(
+            CallRecord(
                 address=driver_address(rlx_count_step),
                 label=self._label,
                 pointers=[go, trips, step, step + 8],

@@ -11,7 +11,7 @@ import pytest
 import rlx.dist as dist
 from rlx.dist.heap import RING_BYTES, STAGE_BYTES
 from rlx.dist.native import exchange_code
-from rlx.dist.transport import DONE, Call, Outgoing, address_of
+from rlx.dist.transport import DONE, CollectiveCall, Outgoing, address_of
 from rlx.dist.transports import exchange
 
 COUNT = 10_007  # f32: more than is staged, and no whole number of vectors
@@ -167,7 +167,7 @@ def test_nothing_is_left_to_do_when_all_is_moved() -> None:
         out = np.zeros(COUNT, np.float32)
         array[:] = 3
         outgoing = Outgoing(array, ((0, array.nbytes),), into=(address_of(out), array.nbytes))
-        steps = list(transport.exchange(Call("all_gather", "f32"), outgoing, None))
+        steps = list(transport.exchange(CollectiveCall("all_gather", "f32"), outgoing, None))
         assert (out == 3).all()
         return len(steps)
 

@@ -35,7 +35,7 @@ from rlx.ir.text.write import graph_text
 from rlx.ir.types import Shape, TensorType, tensor_types
 from rlx.kernel.compose import body_of, compose
 from rlx.kernel.control import loop_form, refusal
-from rlx.kernel.form import Call, Loop, Template, dense_strides
+from rlx.kernel.form import HostCall, Loop, Template, dense_strides
 from rlx.kernel.nests import (
     AttentionNest,
     ComposeError,
@@ -86,7 +86,7 @@ def supports(kernel: Kernel, types: Sequence[TensorType]) -> str | None:
         return spec if isinstance(spec, str) else None
     if not isinstance(kernel, Opaque):
         return None
-    if isinstance(kernel.form, Call):
+    if isinstance(kernel.form, HostCall):
         return kernel.form.why
     return None if type(kernel.form) in SPECIAL else f"form {type(kernel.form).__name__} has no native kernel"
 

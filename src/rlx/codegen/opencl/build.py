@@ -11,7 +11,7 @@ from rlx.errors import CompileError, UnsupportedError
 from rlx.ir.graph import Node
 from rlx.ir.types import TensorType, tensor_types
 from rlx.kernel.compose import body_of, compose
-from rlx.kernel.form import Call, dense_strides
+from rlx.kernel.form import HostCall, dense_strides
 from rlx.kernel.nests import (
     AttentionNest,
     ComposeError,
@@ -61,7 +61,7 @@ class OpenCLTarget:
         """
         if isinstance(kernel, Opaque):
             form = kernel.form
-            if isinstance(form, Call):
+            if isinstance(form, HostCall):
                 return form.why
             return f"form {type(form).__name__} has no OpenCL kernel"
         if type(kernel) in _NOT_HERE:

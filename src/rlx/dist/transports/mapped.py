@@ -16,7 +16,7 @@ from rlx.dist.native import sync
 from rlx.dist.native.copies import STREAM_BYTES, copy_bytes
 from rlx.dist.errors import LengthMismatch, TransportError
 from rlx.dist.rendezvous import RankState, Rendezvous
-from rlx.dist.transport import DONE, Array, Call, Costs, Outgoing, Step, address_of
+from rlx.dist.transport import DONE, Array, CollectiveCall, Costs, Outgoing, Step, address_of
 from rlx.dist.types import SymmetricBuffer
 
 # Arrays in the heap up to this size are staged like any other: copying them is cheaper than a second barrier.
@@ -114,7 +114,7 @@ class MappedTransport(Rendezvous):
             return 1
         return 0
 
-    def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterable[Step]:
+    def exchange(self, call: CollectiveCall, out: Outgoing, timeout: float | None) -> Iterable[Step]:
         """Move an array between all ranks, piece by piece.
 
         Arrays that are in the heap of every rank are read where they are, between two barriers. Others go
@@ -152,7 +152,7 @@ class MappedTransport(Rendezvous):
         self._calls_before[op, id(array), id(result)] = kept
 
     def _stepwise(
-        self, call: Call, out: Outgoing, timeout: float | None, place: int, verdict: int | None
+        self, call: CollectiveCall, out: Outgoing, timeout: float | None, place: int, verdict: int | None
     ) -> Iterable[Step]:
         """The exchange as steps for the caller; `verdict` is that of the first rendezvous, if it is over."""
         deadline, tag, nbytes = self._deadline(timeout), call.tag, out.array.nbytes

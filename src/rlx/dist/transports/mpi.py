@@ -27,7 +27,7 @@ from rlx.dist.transports.shm import SharedMemoryTransport, process_is_gone, proc
 from rlx.dist.transport import (
     DEFAULT_HEAP_BYTES,
     Array,
-    Call,
+    CollectiveCall,
     Costs,
     Outgoing,
     Partition,
@@ -196,7 +196,7 @@ class MpiTransport:
 
     def barrier(self, timeout: float | None = None) -> None:
         """Wait until every rank is here and every put has arrived."""
-        self._meet(Call("barrier"), self._deadline(timeout))
+        self._meet(CollectiveCall("barrier"), self._deadline(timeout))
 
     def abort(self, reason: str) -> None:
         """End this rank's part: ranks that wait for it raise `RankFailed` with the reason."""
@@ -215,7 +215,7 @@ class MpiTransport:
     def split(self, groups: Partition) -> Self:
         """The group of this rank as a separate transport; all ranks pass the same partition."""
         mine = group_of(self.this_rank, groups, self.num_ranks)
-        group = max(self._meet(Call("split"), self._deadline(None), self._job.next_group))
+        group = max(self._meet(CollectiveCall("split"), self._deadline(None), self._job.next_group))
         if group >= GROUPS:
             raise TransportError(f"a job can make {GROUPS - 1} splits at most; keep and reuse groups")
         self._job.next_group = group + 1
@@ -358,7 +358,7 @@ class MpiTransport:
 
     # ---- rendezvous and moving arrays
 
-    def _meet(self, call: Call, deadline: float, length: int = 0) -> list[int]:
+    def _meet(self, call: CollectiveCall, deadline: float, length: int = 0) -> list[int]:
         """Exchange posts with everybody, take in their puts, and return the lengths that they posted."""
         self._check_usable()
         MPI, comm = self._job.MPI, self._job.comm
@@ -379,7 +379,7 @@ class MpiTransport:
         self._job.prune()
         if any(post[0] != call.tag for post in read):
             calls = ", ".join(
-                f"rank {rank} called {Call.from_tag(post[0])}" for rank, post in enumerate(read)
+                f"rank {rank} called {CollectiveCall.from_tag(post[0])}" for rank, post in enumerate(read)
             )
             raise TransportError(f"the ranks made different calls: {calls}; all ranks must make the same calls in the same order")
         return [post[1] for post in read]
@@ -413,7 +413,7 @@ class MpiTransport:
         """Nothing is remembered: messages cost more than what leads to them."""
         return None
 
-    def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterator[Step]:
+    def exchange(self, call: CollectiveCall, out: Outgoing, timeout: float | None) -> Iterator[Step]:
         """Move an array between all ranks, piece by piece, through buffers of this rank."""
         deadline = self._deadline(timeout)
         lengths = self._meet(call, deadline, out.array.nbytes)

@@ -61,7 +61,7 @@ class Field(IntEnum):
     FIELDS = Control.FIELDS + 24
 
 
-class Entry(IntEnum):
+class CopyField(IntEnum):
     """Fields of one ring entry. FD -1 means that SRC is an address, else it is an offset in that file."""
 
     SRC = 0
@@ -126,9 +126,9 @@ def rlx_copy_run(control: ptr, file: i64, source: i64, to: ptr, count: i64) -> i
 @native(internal=True)
 def rlx_copy_entry(control: ptr, entry: ptr) -> i64:
     """Copy the rows of an entry of the ring, then its tail; the status."""
-    source, to, file = entry[Entry.SRC], field(entry, Entry.DST, ptr), entry[Entry.FD]
-    rows, row_bytes = entry[Entry.ROWS], entry[Entry.ROW_BYTES]
-    source_pitch, to_pitch = entry[Entry.SRC_PITCH], entry[Entry.DST_PITCH]
+    source, to, file = entry[CopyField.SRC], field(entry, CopyField.DST, ptr), entry[CopyField.FD]
+    rows, row_bytes = entry[CopyField.ROWS], entry[CopyField.ROW_BYTES]
+    source_pitch, to_pitch = entry[CopyField.SRC_PITCH], entry[CopyField.DST_PITCH]
     row, status = i64(0), i64(0)
     while (row < rows) & (status == 0):
         place = byte_at(to, row * to_pitch)
@@ -136,7 +136,7 @@ def rlx_copy_entry(control: ptr, entry: ptr) -> i64:
         row += 1
     if status != 0:
         return status
-    tail = entry[Entry.TAIL_BYTES]
+    tail = entry[CopyField.TAIL_BYTES]
     return rlx_copy_run(control, file, source + rows * source_pitch, byte_at(to, rows * to_pitch), tail)
 
 
@@ -155,10 +155,10 @@ def rlx_copy_next(control: ptr) -> i64:
     finished = control[Field.FINISHED]
     if atomic_load(i64, at(control, Field.ISSUED)) == finished:
         return i64(0)
-    entry = at(field(control, Field.RING, ptr), (finished & (RING_ENTRIES - 1)) * len(Entry))
+    entry = at(field(control, Field.RING, ptr), (finished & (RING_ENTRIES - 1)) * len(CopyField))
     began = clock()
-    entry[Entry.STATUS] = rlx_copy_entry(control, entry)
-    entry[Entry.NANOSECONDS] = clock() - began
+    entry[CopyField.STATUS] = rlx_copy_entry(control, entry)
+    entry[CopyField.NANOSECONDS] = clock() - began
     # A waiter counts itself first and looks second, so one of the two sees the other.
     atomic_rmw("xchg", at(control, Field.FINISHED), finished + 1, "seq_cst")
     if atomic_load(i64, at(control, Field.WAITING), "seq_cst") != 0:

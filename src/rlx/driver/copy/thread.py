@@ -9,12 +9,12 @@ from collections import deque
 import numpy as np
 
 from rlx.driver.copy.engine import CopyEngine, accept_host_only
-from rlx.driver.copy.native import RING_ENTRIES, Entry, Field, c_function, native_copy
+from rlx.driver.copy.native import RING_ENTRIES, CopyField, Field, c_function, native_copy
 from rlx.driver.region import FileMemory, HostMemory, Transfer
 from rlx.driver.worker import Worker
 from rlx.errors import CopyError
 
-_ENTRY = struct.Struct(f"={len(Entry)}q")
+_ENTRY = struct.Struct(f"={len(CopyField)}q")
 
 
 def default_nontemporal_bytes() -> int:
@@ -30,7 +30,7 @@ class _Shared:
     """Memory that Python and the worker share: control block and ring."""
 
     def __init__(self, nontemporal_bytes: int) -> None:
-        ring = np.zeros(RING_ENTRIES * len(Entry), np.int64)
+        ring = np.zeros(RING_ENTRIES * len(CopyField), np.int64)
         self.ring = memoryview(ring).cast("B")  # type: ignore[arg-type]
         self.control = np.zeros(Field.FIELDS, np.int64)
         self.control[Field.RING] = ring.ctypes.data
@@ -80,7 +80,7 @@ class ThreadCopy(CopyEngine):
         else:
             assert isinstance(source, HostMemory)
             start, descriptor = source.address + transfer.src.offset, -1
-        _ENTRY.pack_into(  # in the order of `Entry`
+        _ENTRY.pack_into(  # in the order of `CopyField`
             self._shared.ring,
             (ticket - 1) % RING_ENTRIES * _ENTRY.size,
             start,
@@ -103,11 +103,11 @@ class ThreadCopy(CopyEngine):
             transfer = self._pending.popleft()
             entry = _ENTRY.unpack_from(self._shared.ring, self._copies % RING_ENTRIES * _ENTRY.size)
             failure = None
-            if entry[Entry.STATUS]:
+            if entry[CopyField.STATUS]:
                 assert isinstance(transfer.src.memory, FileMemory)
-                errno = max(0, entry[Entry.STATUS])
+                errno = max(0, entry[CopyField.STATUS])
                 failure = transfer.src.memory.fault(errno, transfer.src.offset, transfer.nbytes)
-            self._book(self._copies + 1, transfer.nbytes, entry[Entry.NANOSECONDS] / 1e9, failure)
+            self._book(self._copies + 1, transfer.nbytes, entry[CopyField.NANOSECONDS] / 1e9, failure)
         return count
 
     def _block(self, ticket: int) -> None:

@@ -37,7 +37,7 @@ FAMILIES = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class Conversion:
     """How one op is converted, from one version on."""
 
     domain: str
@@ -49,7 +49,7 @@ class Entry:
     """Attributes that do not change results (hints), which the function need not read."""
 
 
-_TABLE: dict[tuple[str, str], list[Entry]] = {}
+_TABLE: dict[tuple[str, str], list[Conversion]] = {}
 _loaded = False
 
 
@@ -63,14 +63,14 @@ def onnx_op(*names: str, since: int = 1, domain: str = "", ignored: tuple[str, .
             entries = _TABLE.setdefault((domain, name), [])
             if any(e.since == since for e in entries):
                 raise TypeError(f"ONNX op {name} since {since} is declared twice")
-            entries.append(Entry(domain, name, since, convert, family, frozenset(ignored)))
+            entries.append(Conversion(domain, name, since, convert, family, frozenset(ignored)))
             entries.sort(key=lambda e: e.since)
         return function
 
     return register
 
 
-def find(domain: str, op: str, version: int) -> Entry | None:
+def find(domain: str, op: str, version: int) -> Conversion | None:
     """The entry in force for an op in a version of its domain."""
     global _loaded
     if not _loaded:
@@ -85,7 +85,7 @@ def find(domain: str, op: str, version: int) -> Entry | None:
     return found
 
 
-def entries() -> list[Entry]:
+def entries() -> list[Conversion]:
     """Every entry, for documentation and tests."""
     find("", "", 1)
     return [e for key in sorted(_TABLE) for e in _TABLE[key]]

@@ -58,7 +58,7 @@ class Sym(Atom):
         return Sym, (self.name, self.min, self.max)
 
 
-class Call(Atom):
+class DimCall(Atom):
     """An atom that is a function of other dims."""
 
     __slots__ = ("args",)
@@ -77,7 +77,7 @@ class Call(Atom):
         return type(self), self.args
 
 
-class FloorDiv(Call):
+class FloorDiv(DimCall):
     """args[0] // args[1]; never written where `CeilDiv` needs fewer terms."""
 
     __slots__ = ()
@@ -89,7 +89,7 @@ class FloorDiv(Call):
         return quotient_bounds(args, rounds_up=False)
 
 
-class CeilDiv(Call):
+class CeilDiv(DimCall):
     """The quotient of args[0] by args[1] rounded up."""
 
     __slots__ = ()
@@ -101,7 +101,7 @@ class CeilDiv(Call):
         return quotient_bounds(args, rounds_up=True)
 
 
-class Mod(Call):
+class Mod(DimCall):
     """args[0] % args[1], never negative."""
 
     __slots__ = ()
@@ -114,7 +114,7 @@ class Mod(Call):
         return 0, min(divisor - 1, high) if low >= 0 else divisor - 1
 
 
-class Min(Call):
+class Min(DimCall):
     """The smallest of two or more args: expressions in the order of their texts, then at most one int."""
 
     __slots__ = ()
@@ -126,7 +126,7 @@ class Min(Call):
         return min(low for low, _ in args), min(high for _, high in args)
 
 
-class Max(Call):
+class Max(DimCall):
     """The greatest of two or more args: expressions in the order of their texts, then at most one int."""
 
     __slots__ = ()

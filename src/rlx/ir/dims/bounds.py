@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rlx.errors import ShapeError
-from rlx.ir.dims.atom import INF, Atom, Call, CeilDiv, FloorDiv, Max, Min, Mod, Number, Sym, interval
+from rlx.ir.dims.atom import INF, Atom, CeilDiv, DimCall, FloorDiv, Max, Min, Mod, Number, Sym, interval
 from rlx.ir.dims.expr import Dim, Expr, floordiv, mod, of_atom, polynomial, sym
 
 
@@ -68,7 +68,7 @@ def proven_lower(d: Dim, enough: Number = INF, depth: int = 2) -> Number:
         return best
     for monomial, c in d.terms:
         atom, power = monomial[0]
-        if len(monomial) == 1 and power == 1 and isinstance(atom, Call):
+        if len(monomial) == 1 and power == 1 and isinstance(atom, DimCall):
             for scale, bound in _relaxations(d - of_atom(atom) * c, atom, c):
                 if best >= enough:
                     return best
@@ -77,7 +77,7 @@ def proven_lower(d: Dim, enough: Number = INF, depth: int = 2) -> Number:
     return best
 
 
-def _relaxations(others: Dim, atom: Call, c: int) -> list[tuple[int, Dim]]:
+def _relaxations(others: Dim, atom: DimCall, c: int) -> list[tuple[int, Dim]]:
     """Pairs (s, e) with s * (others + c * atom) >= e, where e has one atom less."""
     if isinstance(atom, Min if c < 0 else Max):
         return [(1, others + arg * c) for arg in atom.args]
@@ -157,7 +157,7 @@ def known_eq(a: Dim, b: Dim) -> bool | None:
         return False
     if low == high == 0:
         return True
-    if any(isinstance(atom, Call) for monomial, _ in difference.terms for atom, _ in monomial):
+    if any(isinstance(atom, DimCall) for monomial, _ in difference.terms for atom, _ in monomial):
         difference = _one_spelling(difference)
         if isinstance(difference, int):
             return difference == 0
@@ -182,7 +182,7 @@ def _one_spelling(d: Dim) -> Dim:
 
 
 def _respelled(atom: Atom) -> Dim:
-    if not isinstance(atom, Call):
+    if not isinstance(atom, DimCall):
         return of_atom(atom)
     args = [_one_spelling(a) for a in atom.args]
     if isinstance(atom, Min):
@@ -268,7 +268,7 @@ def never_falls(d: Dim, name: str) -> bool:
 
 
 def _atom_never_falls(atom: Atom, name: str) -> bool:
-    if not isinstance(atom, Call):
+    if not isinstance(atom, DimCall):
         return True
     if isinstance(atom, (FloorDiv, CeilDiv)):
         top, divisor = atom.args
@@ -279,7 +279,7 @@ def _atom_never_falls(atom: Atom, name: str) -> bool:
 def _speaks_of(atom: Atom, name: str) -> bool:
     if isinstance(atom, Sym):
         return atom.name == name
-    return isinstance(atom, Call) and any(_mentions(a, name) for a in atom.args)
+    return isinstance(atom, DimCall) and any(_mentions(a, name) for a in atom.args)
 
 
 def _mentions(d: Dim, name: str) -> bool:

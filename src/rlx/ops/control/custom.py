@@ -20,7 +20,7 @@ from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.operand import Operand, Tensor
 from rlx.ir.tree import Nest
 from rlx.ir.types import TensorType, TupleType, Type, tensor_types
-from rlx.kernel.form import Call, Form, Map
+from rlx.kernel.form import Form, HostCall, Map
 from rlx.kernel.scalar import axes, call, const, load
 from rlx.ops.array.create import zeros_like
 from rlx.ops.array.shape import concat
@@ -225,7 +225,9 @@ class _custom(Op):
     ) -> Form:
         found = _find(function)
         if found.native is None:
-            return Call(f"custom op {function!r} was registered without a native form; the host computes it")
+            return HostCall(
+                f"custom op {function!r} was registered without a native form; the host computes it"
+            )
         form: Form = found.native(*types, **dict(options))
         return form
 

@@ -76,7 +76,7 @@ class Field(IntEnum):
     FIELDS = Control.FIELDS + 24
 
 
-class Entry(IntEnum):
+class FillField(IntEnum):
     """Fields of one fill."""
 
     OFFSET = 0
@@ -124,9 +124,9 @@ class Reader:
     def __init__(self, source: FileMemory, fills: Sequence[Fill]) -> None:
         self._source, self.fills = source, tuple(fills)
         self._functions = _functions()
-        self._entries = table(max(len(fills), 1) * Entry.FIELDS).reshape(-1, Entry.FIELDS)
+        self._entries = table(max(len(fills), 1) * FillField.FIELDS).reshape(-1, FillField.FIELDS)
         for number, fill in enumerate(fills):
-            self._entries[number, : Entry.DONE] = (
+            self._entries[number, : FillField.DONE] = (
                 fill.offset,
                 fill.address,
                 fill.nbytes,
@@ -179,8 +179,8 @@ class Reader:
         """What went wrong with the first of some fills that failed in this run."""
         run = self._control[Field.RUN]
         for fill, entry in zip(self.fills[first:stop], self._entries[first:stop], strict=False):
-            status = int(entry[Entry.STATUS])
-            if entry[Entry.DONE] == run and status:
+            status = int(entry[FillField.STATUS])
+            if entry[FillField.DONE] == run and status:
                 return self._source.fault(max(status, 0), fill.offset, fill.nbytes)
         return None
 
@@ -235,7 +235,7 @@ def _seen(control: ptr, number: int) -> i64:
 
 @inline
 def _entry(control: ptr, number: i64 | int) -> ptr:
-    return at(field(control, Field.FILLS, ptr), number * Entry.FIELDS)
+    return at(field(control, Field.FILLS, ptr), number * FillField.FIELDS)
 
 
 @inline
@@ -268,7 +268,7 @@ def rlx_claim_fill(control: ptr, by_reader: i64) -> i64:
 def _look(control: ptr, ticket: i64, number: i64, by_reader: i64) -> i64:
     entry = _entry(control, number)
     position = _seen(control, Field.POSITION)
-    if entry[Entry.AFTER] <= position:
+    if entry[FillField.AFTER] <= position:
         _, is_mine = compare_exchange(at(control, Field.NEXT), ticket, ticket + 1)
         if is_mine:
             _fill(control, entry, position, by_reader)
@@ -279,22 +279,22 @@ def _look(control: ptr, ticket: i64, number: i64, by_reader: i64) -> i64:
 @inline
 def _fill(control: ptr, entry: ptr, position: i64, by_reader: i64) -> None:
     # A run that passes over kernels passes over what they would have read.
-    entry[Entry.STATUS] = 0
-    if (entry[Entry.LAST] >= position) | (control[Field.ALL] != 0):
+    entry[FillField.STATUS] = 0
+    if (entry[FillField.LAST] >= position) | (control[Field.ALL] != 0):
         _read_entry(control, entry, by_reader)
     run = control[Field.RUN]
-    atomic_store(run, at(entry, Entry.DONE))
+    atomic_store(run, at(entry, FillField.DONE))
 
 
 @inline
 def _read_entry(control: ptr, entry: ptr, by_reader: i64) -> None:
     began = clock()
-    nbytes = entry[Entry.NBYTES]
+    nbytes = entry[FillField.NBYTES]
     descriptor = control[Field.DESCRIPTOR]
-    target, offset = field(entry, Entry.ADDRESS, ptr), entry[Entry.OFFSET]
-    entry[Entry.STATUS] = rlx_read_bytes(descriptor, target, nbytes, offset)
+    target, offset = field(entry, FillField.ADDRESS, ptr), entry[FillField.OFFSET]
+    entry[FillField.STATUS] = rlx_read_bytes(descriptor, target, nbytes, offset)
     took = clock() - began
-    fetched = entry[Entry.ENDS_FETCH]
+    fetched = entry[FillField.ENDS_FETCH]
     own = took * by_reader
     for number, amount in (
         (Field.FETCHES, fetched),
@@ -318,7 +318,7 @@ def _wait_done(control: ptr, number: i64 | int, claiming: bool) -> i64:
     """Return when a fill is done, with its status."""
     entry = _entry(control, number)
     run = control[Field.RUN]
-    done = at(entry, Entry.DONE)
+    done = at(entry, FillField.DONE)
     tries = 0
     while atomic_load(i64, done) != run:
         helped = rlx_claim_fill(control, 0) if claiming else i64(0)
@@ -330,7 +330,7 @@ def _wait_done(control: ptr, number: i64 | int, claiming: bool) -> i64:
             else:
                 sched_yield()
             tries += 1
-    return load(i64, at(entry, Entry.STATUS))
+    return load(i64, at(entry, FillField.STATUS))
 
 
 @native
