@@ -140,7 +140,7 @@ class Fit:
         if not self.status:
             return
         if kind == "own":
-            raise Misfit(f"{node.op.name} is a kernel of its own")
+            raise Misfit(legality.standing_alone(node.op.name))
         allow(legality.joining(self.kind, kind))
         for access in self.facts.accesses(node):
             if access.root in self.status:
@@ -214,8 +214,7 @@ class Fit:
             if self._in_layout(node, status):
                 found = Status.PLACED
                 continue
-            if access.how == "guarded":
-                raise Misfit(f"{node.op.name} reads a value of the root past its edge")
+            allow(legality.reading_root(node.op.name, access.how))
             if status is Status.PLACED:
                 raise Misfit("a value stored in another order is not read inside its kernel")
             if status is Status.INNER:
@@ -251,7 +250,7 @@ class Fit:
             source = self.facts.graph.nodes[access.root]
             if self.facts.kind(node) == "map" and stored_through(node, source) is not None:
                 return Status.PLACED
-            raise Misfit("a value of the root is read at another point than its own")
+            raise Misfit(legality.OTHER_POINT)
         kept = [i for i in range(len(self.space)) if i not in self.axes]
         outer = tuple(self.space[i] for i in kept)
         value = self.facts.graph.nodes[access.root]
@@ -266,7 +265,7 @@ class Fit:
         elif len(own) == len(self.space) and same_space([own[i] for i in kept], outer):
             if all(own[i] == 1 for i in self.axes) and is_point(index, [axis(i) for i in kept], outer):
                 return Status.ROW
-        raise Misfit("a reduced value is read at another row than its own")
+        raise Misfit(legality.OTHER_ROW)
 
     # -- the end
 

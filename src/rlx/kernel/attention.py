@@ -17,7 +17,7 @@ from rlx.ir.op import Role
 from rlx.kernel.affine import affine, to_dim
 from rlx.kernel.composer import Composer, strip_rows
 from rlx.kernel.form import Contract, Form
-from rlx.kernel.legality import same_space
+from rlx.kernel.legality import OTHER_ROW, conflict, same_space
 from rlx.kernel.lowering import lower_node
 from rlx.kernel.nests import AttentionNest, ComposeError, Kernel, Mask, Stat, Store
 from rlx.kernel.scalar import Scalar, axes, axis, load, rebuild, replace_axes
@@ -55,7 +55,8 @@ class AttentionComposer(Composer):
 
     def _root(self, node: Node, form: Form) -> None:
         if not isinstance(form, Contract) or self.contract is not None:
-            raise ComposeError("a convolution is a kernel of its own", node.where)
+            kind = "contract" if isinstance(form, Contract) else "conv"
+            raise ComposeError(conflict("attention", kind), node.where)
         if self.first is None:
             self.first = (form, node)
             number = len(self.inputs)  # scores are read like one more operand
@@ -86,7 +87,7 @@ class AttentionComposer(Composer):
         ):
             raise ComposeError("the softmax between two contractions runs along other axes", second.where)
         if not self._reads_own_row(value, axes(rank), range(rank - 1)):
-            raise ComposeError("a reduced value is read at another row", second.where)
+            raise ComposeError(OTHER_ROW, second.where)
         top, total = self.stats
         score = strip_rows(top.body)
         if top.combine != "max" or total.combine != "sum" or not self._own_place(score):

@@ -94,7 +94,7 @@ class Composer:
             elif len([n for n in computed if n.id in live and n.op.role is Role.COMPUTE]) == 1:
                 return Opaque(form, node)
             else:
-                raise ComposeError(f"{node.op.name} is a kernel of its own", node.where)
+                raise ComposeError(legality.standing_alone(node.op.name), node.where)
         return self._finish()
 
     @property
@@ -110,7 +110,7 @@ class Composer:
 
     def _part(self, node: Node) -> None:
         """One of several results of an op."""
-        raise ComposeError(f"{node.operands[0].op.name} is a kernel of its own", node.where)
+        raise ComposeError(legality.standing_alone(node.operands[0].op.name), node.where)
 
     def _in_layout(self, node: Node) -> bool:
         """A convolution stores its result in blocked channels by itself: that value has no index."""
@@ -147,8 +147,10 @@ class Composer:
             if e.prim == "load_or":
                 guard, fill, *index = args
                 at = replace_axes(as_stored(source), index)
-                if any(x.prim in ("load_checked", "acc") for x in at.walk()):
-                    raise ComposeError(f"{node.op.name} reads a computed value past its edge", node.where)
+                found = {x.prim for x in at.walk()}
+                allow(legality.reading_computed(node.op.name, "guarded", "load_checked" in found), node)
+                if "acc" in found:
+                    allow(legality.reading_root(node.op.name, "guarded"), node)
                 return select(guard, guard_loads(at, guard), fill)
             allow(legality.reading_computed(node.op.name, "checked", False), node)
             raise AssertionError("indices from data need an operand in memory")
@@ -188,7 +190,7 @@ class Composer:
     def _check_rows(self, body: Scalar, at: Sequence[Scalar], kept: Sequence[int], node: Node) -> None:
         """Statistics may be read only at their own row."""
         if not self._reads_own_row(body, at, kept):
-            raise ComposeError("a reduced value is read at another row", node.where)
+            raise ComposeError(legality.OTHER_ROW, node.where)
 
     def _reads_own_row(self, body: Scalar, at: Sequence[Scalar], kept: Sequence[int]) -> bool:
         assert self.rows is not None
@@ -269,7 +271,7 @@ class Composer:
             if e.prim == "acc" and any(
                 a != axis(i) and not (outer[i] == 1 and a == const(0)) for i, a in enumerate(e.args)
             ):
-                raise ComposeError("a reduced value is read at another row", node.where)
+                raise ComposeError(legality.OTHER_ROW, node.where)
         return strip_rows(at)
 
     def _finish_contract(self, outputs: Sequence[Node]) -> Kernel:
@@ -291,7 +293,7 @@ class Composer:
                 raise ComposeError(f"{node.op.name} changes the shape of a contraction's result", node.where)
             value = self.values[source.id]
             if not at_own_place(value):
-                raise ComposeError("an epilogue reads the result at another place", node.where)
+                raise ComposeError(legality.OTHER_POINT, node.where)
             checks = any(e.prim == "load_checked" for e in value.walk())
             allow(legality.reporting("an epilogue", checks), node)
             stores.append(Store(strip_rows(value), True, steps))

@@ -1,8 +1,8 @@
 """Which ops may share a kernel: every rule once, as a function that gives the reason why not, or None.
 
-Fusion asks these rules about groups of ops before anything is built (`rlx.fuse.fit`), composition while it
-builds a kernel (`compose`, `attention` and `spectrum` beside this file). `tests/fuzz/test_legality.py` checks
-that what fits also composes.
+Fusion asks these rules about groups of ops before anything is built (`rlx.fuse.fit`). Composition asks them
+while it builds a kernel (`composer`, `attention` and `spectrum` next to this file).
+`tests/fuzz/test_legality.py` checks that what fits also composes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ MOST_OUTPUTS: Mapping[str, int] = MappingProxyType(
     {"map": 3, "reduce": 3, "contract": 1, "conv": 1, "attention": 1, "transform": 3, "own": 1}
 )
 """Values that one kernel stores, by the kind of its root."""
+
+OTHER_POINT = "a value of the root is read at another point than its own"
+"""A kernel has each result of its root only while it computes that point."""
+
+OTHER_ROW = "a reduced value is read at another row than its own"
+"""A kernel has each reduced value only while it computes that row."""
 
 _NAMES = {
     "contract": ("a contraction", "contractions"),
@@ -47,8 +53,15 @@ def joining(root: str, kind: str) -> str | None:
     >>> joining("conv", "conv")
     'two convolutions cannot share a kernel'
     """
-    if root == "map" or root == kind == "reduce":
-        return None
+    return None if root == "map" or root == kind == "reduce" else conflict(root, kind)
+
+
+def conflict(root: str, kind: str) -> str:
+    """Why two roots cannot share a kernel.
+
+    >>> conflict("transform", "reduce")
+    'a transform and a reduction cannot share a kernel'
+    """
     if root == kind:
         return f"two {_NAMES[kind][1]} cannot share a kernel"
     return f"{_NAMES[root][0]} and {_NAMES[kind][0]} cannot share a kernel"
@@ -94,6 +107,24 @@ def reading_computed(op: str, how: str, checks: bool, attention: bool = False) -
     if how == "guarded" and checks:
         return f"{op} reads a gathered value past its edge"
     return None
+
+
+def reading_root(op: str, how: str) -> str | None:
+    """Why an op cannot read a value that depends on the root of its kernel.
+
+    >>> reading_root("pad", "guarded")
+    'pad reads a value of the root past its edge'
+    """
+    return f"{op} reads a value of the root past its edge" if how == "guarded" else None
+
+
+def standing_alone(op: str) -> str:
+    """Why an op without a loop nest (a sort, a scatter) cannot join any other.
+
+    >>> standing_alone("sort")
+    'sort is a kernel of its own'
+    """
+    return f"{op} is a kernel of its own"
 
 
 def reporting(part: str, checks: bool) -> str | None:

@@ -16,8 +16,8 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.types import Shape
 from rlx.kernel.composer import Composer, strip_rows
-from rlx.kernel.form import Form, Template, dense_strides
-from rlx.kernel.legality import same_space
+from rlx.kernel.form import Conv, Form, Template, dense_strides
+from rlx.kernel.legality import conflict, same_space
 from rlx.kernel.lowering import lower_node
 from rlx.kernel.nests import ComposeError, Kernel, Store, TransformNest
 from rlx.kernel.order import stored_through
@@ -52,8 +52,12 @@ class TransformComposer(Composer):
         return is_transform(form)
 
     def _root(self, node: Node, form: Form) -> None:
-        if self.transform is not None or self.rows is not None or not isinstance(form, Template):
-            raise ComposeError("one kernel holds one transform, and no sums beside it", node.where)
+        if not isinstance(form, Template):
+            kind = "conv" if isinstance(form, Conv) else "contract"
+            raise ComposeError(conflict("transform", kind), node.where)
+        if self.transform is not None or self.rows is not None:
+            root = "reduce" if self.transform is None else "transform"
+            raise ComposeError(conflict(root, "transform"), node.where)
         config = dict(form.config)
         self.transform = (config, node)
         self.sources = tuple(self.values[o.id] for o in node.operands)
@@ -68,7 +72,7 @@ class TransformComposer(Composer):
         assert self.transform is not None
         config, node = self.transform
         if self.rows is not None:
-            raise ComposeError("a reduction beside a transform is a kernel of its own", node.where)
+            raise ComposeError(conflict("transform", "reduce"), node.where)
         *rows, n = config["shape"]
         last = n // 2 + 1 if config["kind"] == "real" else n
         found = [self._stored(o, (*rows, last)) for o in self.body.outputs.values()]

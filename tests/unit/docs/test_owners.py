@@ -14,7 +14,8 @@ OWNERS = {
     "file format": ("ir/text/container.py", r"Struct\(\"<8sIIQQ32s\"|Kind\(b\"RLX"),
     "legality": (
         "kernel/legality.py",
-        r"cannot share a (kernel|loop nest)|such a kernel stores"
+        r"cannot share a (kernel|loop nest)|such a kernel stores|is a kernel of its own\""
+        r"|past its edge|at another (row|point) than its own"
         r"|nowhere to report an index|MOST_OUTPUTS\b.*=",
     ),
     "prices": ("target/prices.py", r"class Prices\b|\bPrices\(\d|\w+_(ps|ns|bw): \w+ = \d"),
