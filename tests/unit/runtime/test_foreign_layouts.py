@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,12 +12,18 @@ import pytest
 from stored_models import layout_graph
 
 import rlx
+from rlx.api.compile import plan
+from rlx.codegen.cpu.build import build_kernels
+from rlx.codegen.cpu.product.microkernel import kind_of
 from rlx.codegen.cpu.product.packing import panels_of
+from rlx.ir.dtype import dtype
 from rlx.ir.op import get_op
 from rlx.kernel.layout import Layout
 from rlx.kernel.panels import ChannelBlocks, KernelPanels, Panels, QuantLayout
+from rlx.kernel.quads import QuadPanels
 from rlx.ops.math.contract import dot_general
 from rlx.ops.storage.packing import from_blocks, read_as, store_as, to_blocks
+from rlx.ops.storage.sparse import columns_of
 from rlx.ops.storage.winograd import WinogradLayout, transform_kernel
 from rlx.target.cpu import resolve, targets
 
@@ -201,12 +210,78 @@ def test_blocks_without_packed_weights_are_refused() -> None:
     np.testing.assert_allclose(rlx.compile(g, cache=False)(given), want, rtol=1e-4, atol=1e-4)
 
 
+def refusals(target: str, graph: rlx.Graph) -> list[str]:
+    """Why a target leaves parts of a graph to the host."""
+    made = build_kernels(plan(graph, target=target), resolve(target))
+    return [thunk.why for thunk in made.thunks.values()]
+
+
+def product_of(x: str, stored: str, elements: int, read: Callable[[Any], Any], result: str) -> rlx.Graph:
+    """x @ w [32, 137] -> `result`, where `read` gives w from its stored elements."""
+    g = rlx.Graph("product")
+    p = g.param("w", (elements,), stored, np.zeros(elements, dtype(stored).np))
+    g.output("y", dot_general(g.input("x", (8, 32), x), read(p), ((1,), (0,)), out_dtype=result))
+    return g
+
+
+@pytest.mark.parametrize("target", [target.name for target in targets()])
+@pytest.mark.parametrize("element", ["f32", "f64", "bf16", "f16", "i8"])
+def test_targets_refuse_other_panels_of_every_dtype(target: str, element: str) -> None:
+    own = panels_of(32, 137, resolve(target), element)
+    changes = {"columns": 2 * own.columns, "lanes": 2 * own.lanes, "group": 2 * own.group}
+    stated = [own, *(replace(own, **{name: value}) for name, value in changes.items())]
+    for panels in stated:
+        read = functools.partial(read_as, layout=panels.layout)
+        result = {"i8": "i32", "f64": "f64"}.get(element, "f32")
+        told = refusals(target, product_of(element, element, panels.elements, read, result))
+        assert bool(told) is (panels.layout != own.layout), panels
+        assert all("cannot read the layout" in why for why in told), told
+
+
+@pytest.mark.parametrize("target", [target.name for target in targets()])
+def test_targets_refuse_other_quads(target: str) -> None:
+    """Only targets that sum bytes in pairs read quads, in panels of their own size."""
+    machine, own = resolve(target), panels_of(32, 137, resolve(target), "i8")
+    for columns, lanes in ((1, 1), (2, 1), (1, 2)):
+        quads = QuadPanels(32, 137, columns * own.columns, lanes * own.lanes, room=1)
+        read = functools.partial(get_op("unpack_quads"), **vars(quads))
+        told = refusals(target, product_of("u8", "i8", quads.elements, read, "i32"))
+        assert bool(told) is not (machine.sums_in_pairs and columns == lanes == 1), quads
+        assert all("cannot read the layout" in why for why in told), told
+
+
+@pytest.mark.parametrize("target", [target.name for target in targets()])
+@pytest.mark.parametrize("result", ["f32", "f64"])
+def test_targets_refuse_sparse_weights_of_another_dtype(target: str, result: str) -> None:
+    """A kernel multiplies and adds in the dtype that the weights are stored in."""
+    stated = {"k": 32, "n": 137, "room": 9, "dtype": dtype("f32")}
+    read = functools.partial(get_op("unpack_sparse"), **stated)
+    told = refusals(target, product_of("f32", "u8", columns_of(**stated).bytes, read, result))
+    assert bool(told) is (result == "f64")
+    assert all("cannot read the layout" in why for why in told), told
+
+
+@pytest.mark.parametrize("target", [target.name for target in targets()])
+def test_targets_refuse_other_kernels_of_bytes(target: str) -> None:
+    """Weights of convolutions of bytes are stored in groups of channels."""
+    shape, machine = (64, 32, 3, 3), resolve(target)
+    lanes, group = machine.lanes("f32"), kind_of("u8", machine).group
+    own = KernelPanels(shape, 1, 2 * lanes, lanes, lanes, group)
+    blocks = ChannelBlocks(4, 32, lanes).layout
+    for layout in (own, replace(own, columns=4 * lanes), replace(own, group=group // 2 or 2)):
+        g = rlx.Graph("bytes")
+        p = g.param("w", (layout.layout.elements,), "i8", np.zeros(layout.layout.elements, np.int8))
+        x = read_as(g.input("x", (1, 32 // lanes, 8, 8, lanes), "u8"), layout=blocks)
+        made = rlx.ops.conv(x, read_as(p, layout=layout.layout), padding=1, out_dtype="i32")
+        g.output("y", store_as(made, layout=ChannelBlocks(4, 64, lanes).layout))
+        told = refusals(target, g)
+        assert bool(told) is (layout is not own), layout
+        assert all("cannot read the layout" in why for why in told), told
+
+
 @pytest.mark.parametrize("target", [target.name for target in targets()])
 def test_what_the_compiler_lays_out_every_target_reads(target: str) -> None:
     """A refusal here would be a program that is slower and says so nowhere."""
-    from rlx.api.compile import plan
-    from rlx.codegen.cpu.build import build_kernels
-
     g = rlx.Graph("all")
     x = g.input("x", ("n", 16, 20, 20), "f32")
 
