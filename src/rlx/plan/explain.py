@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from rlx.config import bytes_text
@@ -104,7 +103,9 @@ def costs_of_steps(module: LirModule, thunks: Container[int] = ()) -> dict[int, 
         node = module.mir.nodes[kernel]
         cut = slices_of(module.plan, node)
         if cut is not None:
-            inside = replace(module, mir=node.bodies[0], buffers=module.plan.work[kernel].bodies[0])
+            # Not a changed copy: a stored module reads its fields from a file.
+            body, buffers = node.bodies[0], module.plan.work[kernel].bodies[0]
+            inside = LirModule(body, buffers, options=module.options, gate=module.gate)
             out[kernel] = [c * cut.count for c in kernel_costs(inside)]
             continue
         profile = io.profile(node)

@@ -18,6 +18,7 @@ import rlx
 SCRIPT = Path(__file__).parents[3] / "bench" / "torch_exports.py"
 
 
+@pytest.mark.usefixtures("each_origin")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "resnet", "whisper"])
 def test_export(name: str, tmp_path: Path, require: Any) -> None:

@@ -16,6 +16,8 @@ import rlx  # noqa: E402
 from rlx.errors import GuardError, ModelImportError, ShapeError  # noqa: E402
 from rlx.ir.symbols import found_by_data  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("each_origin")
+
 Feed = dict[str, np.ndarray]
 
 

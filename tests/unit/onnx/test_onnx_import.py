@@ -382,6 +382,7 @@ def test_a_range_that_mixes_sizes_and_fractions_is_refused() -> None:
         import_model(range_up_to_a_size(0.5))
 
 
+@pytest.mark.usefixtures("each_origin")
 def test_a_slice_whose_sign_sizes_decide_counts_from_the_start() -> None:
     model = parse("""g (float[n] x) => (float[m] y) {
         s = Shape(x)
@@ -397,6 +398,7 @@ def test_a_slice_whose_sign_sizes_decide_counts_from_the_start() -> None:
         program(np.zeros(2, np.float32))
 
 
+@pytest.mark.usefixtures("each_origin")
 @pytest.mark.parametrize("inside", [False, True])
 def test_windows_that_do_not_fit_are_refused_by_the_size(inside: bool) -> None:
     """A window of 320 samples: sizes assumed while compiling grow until it fits, also inside a branch."""
@@ -428,6 +430,7 @@ def test_a_model_in_the_format_of_another_runtime_is_named() -> None:
         import_model(b"\x00\x01\x00\x00ORTM" + bytes(64))
 
 
+@pytest.mark.usefixtures("each_origin")
 def test_a_branch_that_is_not_taken_may_assume_other_sizes() -> None:
     """As a detector for two rates: the rate is data, and each branch squeezes if one frame is left."""
 
@@ -464,6 +467,7 @@ def test_a_branch_that_is_not_taken_may_assume_other_sizes() -> None:
         program(np.zeros((2, 5), np.float32), np.array(16))
 
 
+@pytest.mark.usefixtures("each_origin")
 def test_a_squeeze_without_axes_never_keeps_an_axis_of_one() -> None:
     """A batch of one is dropped, as in ONNX Runtime: the slice cuts features. Other sizes are refused."""
     model = parse("""g (float[batch, t, 4] x) => (float[n] y) {
@@ -481,6 +485,7 @@ def test_a_squeeze_without_axes_never_keeps_an_axis_of_one() -> None:
         program(np.repeat(x, 2, 0))
 
 
+@pytest.mark.usefixtures("each_origin")
 def test_a_squeeze_without_axes_keeps_a_length() -> None:
     model = parse("g (float[1, t] x) => (float[t] y) { y = Squeeze(x) }")
     program = rlx.compile(rlx.from_onnx(model))
@@ -489,6 +494,7 @@ def test_a_squeeze_without_axes_keeps_a_length() -> None:
         program(np.ones((1, 1), np.float32))
 
 
+@pytest.mark.usefixtures("each_origin")
 def test_axes_that_share_a_name_by_mistake_are_named_apart() -> None:
     """Exporters call axes of different inputs alike; the message says how to load such a model."""
     text = (

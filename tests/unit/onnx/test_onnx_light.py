@@ -68,6 +68,7 @@ def test_large_tensors_stay_in_the_file_and_everything_else_is_as_it_was(file: P
     assert proto == whole
 
 
+@pytest.mark.usefixtures("each_origin")
 def test_a_model_runs_from_its_file_as_from_its_bytes(file: Path) -> None:
     x = np.linspace(0, 1, SIZE, dtype=np.float32)
     from_file, from_bytes = (rlx.compile(rlx.from_onnx(m))(x) for m in (file, file.read_bytes()))
@@ -77,6 +78,7 @@ def test_a_model_runs_from_its_file_as_from_its_bytes(file: Path) -> None:
     np.testing.assert_array_equal(rlx.compile(rlx.from_onnx(model()))(x), from_bytes)
 
 
+@pytest.mark.usefixtures("each_origin")
 def test_a_link_into_another_folder_is_read_whole(file: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "elsewhere" / "linked.onnx"

@@ -157,6 +157,7 @@ def test_data_cannot_decide_how_many_axes_there_are() -> None:
         rlx.from_onnx(parse(text))
 
 
+@pytest.mark.usefixtures("each_origin")
 def test_sizes_that_data_decide_are_symbols() -> None:
     graph = rlx.from_onnx(parse("main (float[N] x) => (y) { i = NonZero (x) y = Transpose (i) }"))
     assert graph.outputs["y"].shape[1] == 1

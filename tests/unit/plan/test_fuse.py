@@ -133,6 +133,7 @@ def test_bert_has_seven_kernels_per_layer() -> None:
     assert layer == {"contract": 4, "attention": 1, "reduce": 2}
 
 
+@pytest.mark.usefixtures("each_origin")
 def test_bert_computes_what_the_reference_does() -> None:
     g, feed = bert(2), bert_inputs()
     want, got = evaluate(g, feed), rlx.compile(g).run(feed)
@@ -152,6 +153,7 @@ def test_decisions_add_up_to_the_profile_of_the_fused_graph() -> None:
 # -- attention
 
 
+@pytest.mark.usefixtures("each_origin")
 @pytest.mark.parametrize("style", EXPORTED)
 def test_attention_is_found_as_exporters_write_it(style: str) -> None:
     g, feed = exported_attention(style), exported_inputs(style)
@@ -174,6 +176,7 @@ ATTENTION: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.usefixtures("each_origin")
 @pytest.mark.parametrize("heads", [4, 2], ids=["all heads", "grouped"])
 @pytest.mark.parametrize("case", ATTENTION, ids=[c[0] for c in ATTENTION])
 def test_the_attention_op_is_one_kernel(case: tuple[str, dict[str, Any], str], heads: int) -> None:
@@ -218,6 +221,7 @@ def test_attention_that_the_backend_lacks_is_refused_with_its_reason() -> None:
 # -- parallel products
 
 
+@pytest.mark.usefixtures("each_origin")
 def test_parallel_products_share_one_kernel() -> None:
     def f(x: Node, a: Node, b: Node, p: Node, q: Node) -> tuple[Any, Any]:
         return ops.sum(x @ a + p, axis=0), ops.sum(x @ b + q, axis=0)
@@ -243,6 +247,7 @@ def test_products_with_epilogues_of_their_own_stay_apart() -> None:
     assert kinds(lir) == ["contract", "contract"]
 
 
+@pytest.mark.usefixtures("each_origin")
 def test_set_param_reaches_merged_weights() -> None:
     def f(x: Node, a: Node, b: Node) -> tuple[Any, Any]:
         return ops.sum(x @ a, axis=0), ops.sum(x @ b, axis=0)

@@ -67,6 +67,7 @@ def slices(lir: LirModule) -> list[tuple[int, int]]:
     return [(len(work.bodies[0].schedule), cut.count) for work, cut in found if cut is not None]
 
 
+@pytest.mark.usefixtures("each_origin")
 @pytest.mark.parametrize("make", [feed_forward, convolutions])
 @pytest.mark.parametrize("share", [0.7, 0.4])
 def test_programs_of_fixed_sizes_are_cut_with_the_same_bits(make: object, share: float) -> None:
@@ -120,6 +121,7 @@ def test_the_last_slice_may_be_shorter(n: int) -> None:
     np.testing.assert_allclose(planned, held.run(feed)["y"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("each_origin")
 @pytest.mark.parametrize("seq", [48, "seq"])
 def test_a_sequence_of_one_batch_is_cut(seq: int | str) -> None:
     g, rng = Graph("prompt"), np.random.default_rng(0)
@@ -142,6 +144,7 @@ def test_a_sequence_of_one_batch_is_cut(seq: int | str) -> None:
     np.testing.assert_allclose(planned, free.run(feed)["y"], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.usefixtures("each_origin")
 def test_attention_is_cut_along_the_batch() -> None:
     g, sizes = bert(2), {"batch": 6, "seq": 16}
     free = rlx.compile(g, assume=sizes)
