@@ -6,10 +6,13 @@ import re
 from typing import Any
 
 import numpy as np
+import pytest
 
 from notation_harness import run, text
-from rlx.codegen.native.notation import Native, inline, native, subroutine
+from rlx.codegen.native.irtext import Module
+from rlx.codegen.native.notation import Native, native
 from rlx.codegen.native.words import (
+    Word,
     broadcast,
     builder,
     call,
@@ -27,6 +30,8 @@ from rlx.codegen.native.words import (
     store,
     transpose,
 )
+from rlx.errors import CompileError
+from rlx.target.cpu import resolve
 
 
 def test_words_of_vectors() -> None:
@@ -62,21 +67,37 @@ def test_words_of_floats() -> None:
     ]
 
 
-def test_a_subroutine_is_written_once() -> None:
-    @inline
-    def double(place: ptr, times: i64) -> None:
+def test_one_of_a_family_is_written_once() -> None:
+    @native(internal=True, noinline=True)
+    def double(place: ptr, times: Word) -> None:
         place[0] = place[0] * times
 
     @native
     def both(place: ptr) -> None:
         for times in (2, 3):
-            params = [("ptr", "place"), ("i64", "times")]
-            call(subroutine(builder().module, "scale", params, double), place, times)
+            call(double.written("scale", times="i64"), place, times)
 
     word = np.array([7], np.int64)
     run(both_result(both), word.ctypes.data)
     assert word[0] == 42
     assert text(both).count("define internal void @scale(") == 1
+
+
+def test_a_word_gets_its_type_where_it_is_written() -> None:
+    @native(internal=True)
+    def stored(place: ptr, x: Word) -> None:
+        store(x, place)
+
+    @native
+    def every(place: ptr) -> None:
+        for lanes in (2, 4):
+            type_ = f"<{lanes} x i64>"
+            call(stored.written(f"stored.{lanes}", x=type_), place, load(type_, place))
+
+    heads = re.findall(r"define internal void @stored.*?\(ptr %place, (.*?) %x\)", text(every))
+    assert heads == ["<2 x i64>", "<4 x i64>"]
+    with pytest.raises(CompileError, match="a parameter that is a Word gets its type by its name"):
+        stored.emit(Module(resolve("x86-64")))
 
 
 def both_result(function: Native[..., None]) -> Native[..., Any]:

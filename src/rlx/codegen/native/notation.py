@@ -24,7 +24,7 @@ or loop assigns, and that is read later, becomes a phi.
 The rules:
 
 - Parameters with a type (`i64`, `ptr`) are those of the native function. Keyword-only parameters are given to
-  `emit` and known while the code is written.
+  `emit` and known while the code is written. So is the type of a parameter that is a `Word`.
 - Operators mean what they mean in Python: `//` rounds down, `>>` keeps the sign, `<` compares signed numbers.
   Unsigned and truncating forms are words: `udiv`, `lshr`, `sdiv`. `p[i]` is the 8-byte word i at a pointer.
 - `and`, `or` and `a if c else b` compute the second part only where it is needed: they branch. `&`, `|` and
@@ -39,7 +39,7 @@ The rules:
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import update_wrapper
 from typing import Generic, ParamSpec, TypeVar, cast, overload
 
@@ -47,6 +47,8 @@ from rlx.codegen.native.control import current, enter, state
 from rlx.codegen.native.irops import Number
 from rlx.codegen.native.irtext import Function, Module
 from rlx.errors import CompileError
+
+OPEN = "Word"  # the annotation of a parameter whose type differs from one of a family to the next
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -90,9 +92,13 @@ class Native(Generic[P, R]):
 
     def emit(self, module: Module, alias: str = "", /, **known: object) -> Function:
         """Write the function into `module`, under another name if `alias` gives one. `known` are its
-        keyword-only parameters."""
+        keyword-only parameters, and the types of parameters that are a `Word`."""
+        types_ = [str(known.pop(n, t)) if t == OPEN else t for t, n in self.params]
+        if OPEN in types_:
+            raise CompileError(f"{self.name}: a parameter that is a Word gets its type by its name")
         # The builder has a block "entry" and names like "v1" of its own.
-        params = [(t, f"{n}_" if n == "entry" or n[-1].isdigit() else n) for t, n in self.params]
+        names = [f"{n}_" if n == "entry" or n[-1].isdigit() else n for _, n in self.params]
+        params = list(zip(types_, names, strict=True))
         f = module.function(alias or self.name, params, self._internal, self._noinline, self.returns)
         write(f, self._write, f, known)
         return f
@@ -100,7 +106,8 @@ class Native(Generic[P, R]):
     def written(self, alias: str, /, **known: object) -> str:
         """`alias`, under which the module has the function as `known` makes it: one of a family.
 
-        A native function calls it by `call(f.written("sum.4", rows=4), x, y)`.
+        A native function calls it by `call(f.written("sum.4", rows=4), x, y)`. The type of a parameter that
+        is a `Word` is given by its name: `f.written("scale.8", factor=vector("float", 8))`.
         """
         module = current().module
         if not module.defines(alias):
@@ -158,26 +165,14 @@ def emit_all(module: Module, *functions: Native[..., object]) -> None:
             function.emit(module)
 
 
-def subroutine(
-    module: Module, name: str, params: Sequence[tuple[str, str]], body: Callable[..., object]
-) -> str:
-    """Write a function that is not visible outside its module, unless that has it already; gives its name.
-
-    For functions that differ from module to module in name or types. `body`, in the notation, gets the
-    parameters.
-    """
-    if not module.defines(name):
-        f = module.function(name, params, internal=True, noinline=True)
-        write(f, body, *f.args)
-    return name
-
-
 def _annotations(function: types.FunctionType) -> dict[str, str]:
     """The types of parameters and of the result, by the names that the source gives them."""
     found: dict[str, str] = {}
     for name, written in function.__annotations__.items():
         meant = function.__globals__.get(written) if isinstance(written, str) else written
-        if isinstance(meant, str):
+        if written == OPEN:
+            found[name] = OPEN
+        elif isinstance(meant, str):
             found[name] = str(meant)
         elif name != "return" and name in function.__code__.co_varnames[: function.__code__.co_argcount]:
             raise CompileError(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rlx.codegen.cpu.attention.mask import HIDDEN, KEYS, BlockMask, is_turned
 from rlx.codegen.native import vmath
 from rlx.codegen.native.irtext import Function
 from rlx.codegen.native.irtypes import vector
-from rlx.codegen.native.notation import inline, subroutine
+from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import (
     Int,
     Word,
@@ -395,15 +394,13 @@ class Block:
 
 def _pack_square(lanes: int, element: str) -> str:
     """target[i][lane] = source[lane][i] * factor for a square; rows past `last` repeat it."""
-    params = [("ptr", "source"), ("i64", "step"), ("i64", "last"), ("ptr", "target"), ("i64", "width")]
-    params.append((vector("float", lanes), "factor"))
-    name = f"rlx_pack_square_{lanes}_{element}"
-    return subroutine(builder().module, name, params, partial(_pack, lanes, element))
+    name, floats = f"rlx_pack_square_{lanes}_{element}", vector("float", lanes)
+    return _pack.written(name, factor=floats, lanes=lanes, element=element)
 
 
-@inline
+@native(internal=True, noinline=True)
 def _pack(
-    lanes: int, element: str, source: ptr, step: i64, last: i64, target: ptr, width: i64, factor: Word
+    source: ptr, step: i64, last: i64, target: ptr, width: i64, factor: Word, *, lanes: int, element: str
 ) -> None:
     rows = [gep(source, min(i64(i), last) * step, element) for i in range(lanes)]
     read = [fpext(load(vector(element, lanes), row), "float") for row in rows]
@@ -413,15 +410,13 @@ def _pack(
 
 def _write_square(lanes: int, element: str) -> str:
     """target[lane][i] = source[i][lane] * factor[lane] for the first `left` lanes of a square."""
-    params = [("ptr", "source"), ("i64", "width"), (vector("float", lanes), "factor")]
-    params += [("ptr", "target"), ("i64", "step"), ("i64", "left")]
-    name = f"rlx_write_square_{lanes}_{element}"
-    return subroutine(builder().module, name, params, partial(_write, lanes, element))
+    name, floats = f"rlx_write_square_{lanes}_{element}", vector("float", lanes)
+    return _write.written(name, factor=floats, lanes=lanes, element=element)
 
 
-@inline
+@native(internal=True, noinline=True)
 def _write(
-    lanes: int, element: str, source: ptr, width: i64, factor: Word, target: ptr, step: i64, left: i64
+    source: ptr, width: i64, factor: Word, target: ptr, step: i64, left: i64, *, lanes: int, element: str
 ) -> None:
     columns = [load(vector("float", lanes), gep(source, width * i, "float")) for i in range(lanes)]
     for i, row in enumerate(transpose([column * factor for column in columns])):

@@ -24,7 +24,7 @@ from rlx.codegen.cpu.attention.wide import WideBlock
 from rlx.codegen.cpu.frame import FIRST_OPERAND, EmittedKernel, KernelFrame, kernel, unflatten
 from rlx.codegen.cpu.primitives import MEMORY
 from rlx.codegen.native.irtypes import Value, size_bytes, vector
-from rlx.codegen.native.notation import inline, subroutine
+from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import (
     Int,
     Word,
@@ -36,6 +36,7 @@ from rlx.codegen.native.words import (
     i64,
     is_nan,
     loop,
+    noalias,
     prefetch,
     ptr,
     select,
@@ -218,21 +219,29 @@ class Attention:
 
     def block(self, vectors: int) -> tuple[str, Value]:
         """The function for so many vectors of queries, and the table of sizes that it is called with."""
-        params = [
-            ("ptr", "args"),
-            ("ptr noalias", "scratch"),
-            *(("ptr", name) for name in ("q", "k", "v", "o", "mask")),
-            ("i64", "first"),
-            ("i64", "count"),
-            ("ptr", "sizes"),
-        ]
-        name = f"{self.name}.block{vectors}"
-        sizes: dict[int, i64] = {}
+        found: dict[int, i64] = {}
+        name = _attend_block.written(f"{self.name}.block{vectors}", kernel=self, vectors=vectors, found=found)
+        return name, self.module.table(f"{name}.sizes", "i64", list(found) or [0])
 
-        def emit(*given: Value) -> None:
-            block = self.block_type(self, builder(), vectors)
-            block.emit()
-            sizes.update(block.sizes)
 
-        subroutine(self.module, name, params, emit)
-        return name, self.module.table(f"{name}.sizes", "i64", list(sizes) or [0])
+@native(internal=True, noinline=True)
+def _attend_block(
+    args: ptr,
+    scratch: noalias,
+    q: ptr,
+    k: ptr,
+    v: ptr,
+    o: ptr,
+    mask: ptr,
+    first: i64,
+    count: i64,
+    sizes: ptr,
+    *,
+    kernel: Attention,
+    vectors: int,
+    found: dict[int, i64],
+) -> None:
+    """One block of queries. `found` gets the sizes that it reads from a table."""
+    block = kernel.block_type(kernel, builder(), vectors)
+    block.emit()
+    found.update(block.sizes)

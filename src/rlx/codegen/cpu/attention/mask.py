@@ -10,16 +10,14 @@ is not a number.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rlx.codegen.native.irtypes import vector
-from rlx.codegen.native.notation import inline, subroutine
+from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import (
     Int,
     Word,
     bitcast,
-    builder,
     call,
     float32,
     fmax,
@@ -205,13 +203,11 @@ def _as_words(found: Word) -> Word:
 
 def _turn_square(width: int, element: str) -> str:
     """target[i][lane] = source[lane][i] for a square of 4-byte words; rows past `last` repeat it."""
-    params = [("ptr", "source"), ("i64", "step"), ("i64", "last"), ("ptr", "target"), ("i64", "width")]
-    name = f"rlx_turn_square_{width}_{element}"
-    return subroutine(builder().module, name, params, partial(_turn, width, element))
+    return _turn.written(f"rlx_turn_square_{width}_{element}", lanes=width, element=element)
 
 
-@inline
-def _turn(lanes: int, element: str, source: ptr, step: i64, last: i64, target: ptr, width: i64) -> None:
+@native(internal=True, noinline=True)
+def _turn(source: ptr, step: i64, last: i64, target: ptr, width: i64, *, lanes: int, element: str) -> None:
     rows = [gep(source, min(i64(i), last) * step, element) for i in range(lanes)]
     read = [_as_words(load(vector(element, lanes), row)) for row in rows]
     for i, column in enumerate(transpose(read)):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rlx.codegen.native import vmath
 from rlx.codegen.native.irtypes import vector
-from rlx.codegen.native.notation import inline, subroutine
+from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import (
     Int,
     Word,
@@ -22,10 +22,12 @@ from rlx.codegen.native.words import (
     fmax,
     fpext,
     gep,
+    i64,
     lanes,
     load,
     loop,
     masked_load,
+    noalias,
     ptr,
     reduce,
     reduce_add,
@@ -53,11 +55,23 @@ def row_function(kernel: Attention) -> str | None:
     whole = spec.depth % width == 0 and spec.value_depth % width == 0
     if not dense or not whole or max(spec.depth, spec.value_depth) > MOST_VECTORS * width:
         return None
-    operands = [("ptr", operand) for operand in (*"qkvo", "mask")]
-    params = [("ptr", "args"), ("ptr noalias", "scratch"), *operands, ("i64", "query")]
-    return subroutine(
-        kernel.module, f"{kernel.name}.row", params, lambda _, *given: _Row(kernel, *given).emit()
-    )
+    return _attend_row.written(f"{kernel.name}.row", kernel=kernel)
+
+
+@native(internal=True, noinline=True)
+def _attend_row(
+    args: ptr,
+    scratch: noalias,
+    q: ptr,
+    k: ptr,
+    v: ptr,
+    o: ptr,
+    mask: ptr,
+    query: i64,
+    *,
+    kernel: Attention,
+) -> None:
+    _Row(kernel, scratch, q, k, v, o, mask, query).emit()
 
 
 class _Row:
