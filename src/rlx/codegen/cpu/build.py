@@ -27,6 +27,7 @@ from rlx.codegen.cpu.special import EMITTERS
 from rlx.codegen.cpu.templates import emit_template
 from rlx.codegen.cpu.units import Units
 from rlx.codegen.native.irtext import Module
+from rlx.codegen.native.notation import with_room
 from rlx.cost.operations import kernel_work
 from rlx.errors import UnsupportedError
 from rlx.ir.graph import Graph, Node
@@ -133,6 +134,12 @@ def build_kernels(
 ) -> KernelSet:
     """Emit every kernel of a program; equal kernels are written once. `each` gets the text of every module
     as soon as it is complete. With `source_lines`, comments say which lines of the notation wrote what."""
+    return with_room(_build_kernels, module, target, each, source_lines)
+
+
+def _build_kernels(
+    module: LirModule, target: Target, each: Callable[[str], None], source_lines: bool
+) -> KernelSet:
     writer = _Writer(target, module.options.get("precision") == "bf16", each, source_lines)
     kernels: dict[int, EmittedKernel] = {}
     thunks: dict[int, HostThunk] = {}

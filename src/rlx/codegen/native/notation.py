@@ -137,7 +137,7 @@ def write(f: Function, function: Callable[..., R], *args: object, **known: objec
     """Call a function whose words write into `f`. Its errors name their line."""
     before = enter(f)
     try:
-        return function(*args, **known) if before else _with_room(function, *args, **known)
+        return function(*args, **known)
     except Exception as error:
         located = _located(error, f.name)
         if located is error:
@@ -147,15 +147,16 @@ def write(f: Function, function: Callable[..., R], *args: object, **known: objec
         enter(before)
 
 
-def _with_room(function: Callable[..., R], *args: object, **known: object) -> R:
-    """Call a function with room for the frames of many calls."""
+def with_room(function: Callable[..., R], *args: object, **known: object) -> R:
+    """Call a function that writes many others, with room for the frames of their calls."""
     return function(*args, **known)
 
 
 # Python takes memory for frames from the system in pieces of 16 KiB, and gives a piece back as soon as it is
 # empty. Code that nests as deeply as the notation often calls across the end of a piece, which costs as much
-# as writing several instructions. A frame that claims a large stack makes one piece that holds all others.
-_with_room.__code__ = _with_room.__code__.replace(co_stacksize=1 << 14)
+# as writing several instructions. A frame that claims a large stack makes one piece that holds all others;
+# that costs as much as writing a hundred, so it is done once for all kernels.
+with_room.__code__ = with_room.__code__.replace(co_stacksize=1 << 14)
 
 
 def emit_all(module: Module, *functions: Native[..., object]) -> None:
