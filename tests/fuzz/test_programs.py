@@ -344,6 +344,14 @@ def test_what_is_refused_is_none() -> None:
     assert check(program) is None
 
 
+@pytest.mark.parametrize("transform", ["", "vmap"])
+def test_an_axis_that_a_program_itself_lacks_is_none(transform: str) -> None:
+    """Squeezed, a value may have no such axis at some sizes; that is no fault of RLX."""
+    steps = (Step(("v1",), "ops.squeeze(x0)"), Step(("v2",), "v1 if v1.shape[1] > 8 else -v1"))
+    x = Input("x0", "f32", ("n", "n"), Values())
+    assert check(Program((x,), steps, ("v2",), {"n": 1, "batch": 2}, transform=transform)) is None
+
+
 def test_a_crash_is_a_finding() -> None:
     from rlx.fuzz.worker import check_apart
 

@@ -15,7 +15,7 @@ from rlx.api.compile import compile
 from rlx.api.lowering import lower
 from rlx.errors import GradientError, InternalError, RlxError, TransformError, UnsupportedError
 from rlx.fuzz.bounds import Bounded, Follower, NotFollowed, assert_within
-from rlx.fuzz.programs.program import Program
+from rlx.fuzz.programs.program import PROGRAM, Program
 from rlx.fuzz.twins import eager, is_numpys
 from rlx.ir.bind import holds, match_shape
 from rlx.ir.graph import Graph
@@ -47,13 +47,18 @@ class Refused(Exception):
 
 
 def attempt(oracle: str, do: Callable[[], T], allowed: tuple[type[Exception], ...] = ()) -> T:
-    """Run a stage. Errors of kinds that are `allowed` end the check, all others are findings."""
+    """Run a stage. Errors of kinds that are `allowed` end the check, all others are findings.
+
+    Where RLX may refuse sizes, the program itself may ask for an axis that its values do not have there.
+    """
     try:
         return do()
     except (Finding, Refused):
         raise
     except Exception as e:
         if isinstance(e, allowed) and not isinstance(e, InternalError):
+            raise Refused(str(e)) from e
+        if RlxError in allowed and isinstance(e, IndexError) and is_the_programs(e):
             raise Refused(str(e)) from e
         cause = e.__cause__ if isinstance(e, InternalError) and e.__cause__ is not None else e
         raise Finding(oracle, f"{type(cause).__name__} in {raised_in(cause)}", str(e)) from e
@@ -68,6 +73,14 @@ def raised_in(error: BaseException) -> str:
             frames.append(f"{Path(code.co_filename).stem}.{code.co_name}")
         trace = trace.tb_next
     return frames[-1]
+
+
+def is_the_programs(error: BaseException) -> bool:
+    """Whether a line of the program itself raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename == PROGRAM
 
 
 @dataclass
