@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rlx.config import VERSION, bytes_text
 from rlx.export.errors import TEXTS, Code
 from rlx.export.prepared import Prepared
-from rlx.export.tables import Entry, Tables
+from rlx.export.tables import Argument, Tables
 
 _C_TYPES = {
     "f64": "double",
@@ -45,7 +45,7 @@ def constant(prefix: str, *words: str) -> str:
     return "_".join(re.sub(r"\W+", "_", w, flags=re.A).strip("_").upper() for w in (prefix, *words))
 
 
-def c_type(entry: Entry) -> str:
+def c_type(entry: Argument) -> str:
     """The type of the elements of an input or output in C."""
     return _C_TYPES.get(entry.dtype.name, "uint8_t")
 
@@ -63,7 +63,7 @@ def _comment(text: str) -> str:
     return text.replace("*/", "* /").replace("\n", " ")
 
 
-def _entries(name: str, kind: str, entries: Sequence[Entry]) -> list[str]:
+def _entries(name: str, kind: str, entries: Sequence[Argument]) -> list[str]:
     lines = []
     for number, (entry, constant_name) in enumerate(
         zip(entries, _unique([constant(name, kind, e.name) for e in entries]), strict=True)

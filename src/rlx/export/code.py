@@ -31,7 +31,7 @@ from rlx.export.layout import (
 )
 from rlx.export.sizes import Evaluator
 from rlx.export.steps import StepWriter, rlx_steps
-from rlx.export.tables import Entry, Tables
+from rlx.export.tables import Argument, Tables
 from rlx.export.threads import rlx_enlist, rlx_work, rlx_worker, start_others
 from rlx.ir.weights import round_up
 
@@ -76,7 +76,7 @@ class CodeWriter:
         room = f.mul(f.sext(f.args[0], "i64"), tables.scratch + THREAD_BYTES)
         f.return_(f.add(room, self.layout.spaces["scratch"]))
 
-    def place(self, entry: Entry) -> int:
+    def place(self, entry: Argument) -> int:
         """The offset of an input or output in a context."""
         offset = entry.place.offset
         assert isinstance(offset, int), "entries are roots, which have fixed places"

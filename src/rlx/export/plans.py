@@ -11,13 +11,13 @@ from rlx.errors import UnsupportedError
 from rlx.export.bounds import Ranges, most
 from rlx.export.tables import (
     ENDLESS,
+    Argument,
     Assumed,
     Branch,
-    Call,
     Copy,
     Either,
-    Entry,
     Guard,
+    KernelCall,
     Once,
     Place,
     Repeat,
@@ -172,9 +172,9 @@ class _Export:
                 for body in inner.bodies:
                     yield from self.guards(body)
 
-    def entry(self, name: str, node: Node) -> Entry:
+    def entry(self, name: str, node: Node) -> Argument:
         place = self.place(node.id)
-        return Entry(name, node.dtype, tuple(node.shape), place, self.plan.slot(node.id).size)
+        return Argument(name, node.dtype, tuple(node.shape), place, self.plan.slot(node.id).size)
 
     def state(self, name: str, node: Node) -> State:
         value, initial = self.graph.state_values.get(name), None
@@ -234,7 +234,7 @@ class _Export:
         """The steps of a node: a call, or those of its bodies."""
         if node.id not in frame.kernels.inner:
             kernel = frame.kernels.kernels[node.id]
-            return [Call(kernel.name, (*operands, *results), kernel.dims, kernel.serial)]
+            return [KernelCall(kernel.name, (*operands, *results), kernel.dims, kernel.serial)]
         form = loop_form(node)
         assert form is not None, "only control flow has kernels inside"
         control = _Control(self, node, frame, operands, results)

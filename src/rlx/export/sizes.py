@@ -9,10 +9,10 @@ from rlx.errors import CompileError
 from rlx.export.bounds import within
 from rlx.export.tables import (
     Assumed,
-    Call,
     Condition,
     Copy,
     Every,
+    KernelCall,
     Place,
     Repeat,
     Step,
@@ -89,7 +89,7 @@ def _assumed(step: Step) -> Iterator[Step]:
 def _dims(step: Step) -> Iterator[Dim]:
     """All sizes of one step, without those of steps inside it."""
     places: list[Place | None] = []
-    if isinstance(step, Call):
+    if isinstance(step, KernelCall):
         yield from step.sizes
         places += step.places
     elif isinstance(step, Copy):

@@ -11,8 +11,8 @@ from rlx.export.layout import ERROR, STARTED, WEIGHTS, ContextLayout, move, size
 from rlx.export.tables import (
     Assumed,
     Branch,
-    Call,
     Copy,
+    KernelCall,
     Once,
     Place,
     Repeat,
@@ -39,7 +39,7 @@ class StepWriter:
         self.f = module.function("rlx_steps", params, internal=True, noinline=True, returns="i32")
         self.context, self.thread, self.threads, self.own = self.f.args
         steps = list(every_step(tables.steps))
-        calls = [s for s in steps if isinstance(s, Call)]
+        calls = [s for s in steps if isinstance(s, KernelCall)]
         fields = max((len(c.places) + len(c.sizes) for c in calls), default=0)
         self.block = self.f.alloca("i64", OPERANDS + fields)
         loops = [s.number for s in steps if isinstance(s, Repeat)]
@@ -76,7 +76,7 @@ class StepWriter:
 
     # -- one method per kind of step
 
-    def call(self, step: Call) -> None:
+    def call(self, step: KernelCall) -> None:
         f = self.f
         for number, place in enumerate(step.places, OPERANDS):
             f.store(self.address(place), f.at(self.block, number))

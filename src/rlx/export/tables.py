@@ -52,7 +52,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Call:
+class KernelCall:
     """One call of a kernel: operands and results, then the sizes that it reads."""
 
     kernel: str
@@ -114,7 +114,7 @@ class Once:
     steps: tuple[Step, ...]
 
 
-Step: TypeAlias = Call | Copy | Branch | Assumed | Repeat | Once
+Step: TypeAlias = KernelCall | Copy | Branch | Assumed | Repeat | Once
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Symbol:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Argument:
     """An input or output: its place, and the most bytes that it takes."""
 
     name: str
@@ -180,8 +180,8 @@ class Tables:
     target: str
     symbols: tuple[Symbol, ...]
     guards: tuple[Guard, ...]
-    inputs: tuple[Entry, ...]
-    outputs: tuple[Entry, ...]
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
     states: tuple[State, ...]
     steps: tuple[Step, ...]
     spaces: Mapping[str, int]

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from rlx.config import VERSION, bytes_text
 from rlx.export.prepared import Prepared
-from rlx.export.tables import Entry
+from rlx.export.tables import Argument
 from rlx.export.wasm_link import STACK
 
 _ARRAYS = {
@@ -30,12 +30,12 @@ _ARRAYS = {
 }
 
 
-def array_type(entry: Entry) -> str:
+def array_type(entry: Argument) -> str:
     """The typed array that holds an input or output in JavaScript."""
     return _ARRAYS.get(entry.dtype.name, "Uint8Array")
 
 
-def _entries(entries: Sequence[Entry]) -> list[dict[str, object]]:
+def _entries(entries: Sequence[Argument]) -> list[dict[str, object]]:
     return [
         {
             "name": e.name,
@@ -71,10 +71,10 @@ def declarations(program: Prepared) -> str:
     """The TypeScript types of the ES module."""
     tables = program.tables
 
-    def shape(entry: Entry) -> str:
+    def shape(entry: Argument) -> str:
         return ("[" + ", ".join(map(str, entry.shape)) + "]").replace("*/", "* /")
 
-    def fields(entries: Sequence[Entry]) -> str:
+    def fields(entries: Sequence[Argument]) -> str:
         listed = (
             f"  /** {e.dtype.name}{shape(e)} */\n  {json.dumps(e.name)}: {array_type(e)};" for e in entries
         )

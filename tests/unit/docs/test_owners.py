@@ -21,6 +21,9 @@ OWNERS = {
     "prices": ("target/prices.py", r"class Prices\b|\bPrices\(\d|\w+_(ps|ns|bw): \w+ = \d"),
     "machines": ("target/cpuid.py", r"__cpuid|/proc/cpuinfo"),
     "options": ("api/options.py", r"class Options\b"),
+    "the word Call": ("frontend/onnx/call.py", r"class Call\b"),
+    "the word Entry": ("llm/tensors.py", r"class Entry\b"),
+    "the word Control": ("driver/worker.py", r"class Control\b"),
 }
 
 

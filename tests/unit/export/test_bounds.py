@@ -11,7 +11,7 @@ from rlx.errors import ConfigError, UnsupportedError
 from rlx.export.bounds import most, ranges_of, settled
 from rlx.export.export import prepare
 from rlx.export.names import checked_name
-from rlx.export.tables import Call, Repeat, every_step
+from rlx.export.tables import KernelCall, Repeat, every_step
 from rlx.ir.dim import Constraint, ceildiv, dim_max, evaluate, sym
 
 RANGES = {"n": (0, 7), "m": (2, 5)}
@@ -84,7 +84,7 @@ def test_a_scan_is_one_loop_whatever_its_length() -> None:
     for high in (2, 2000):
         steps = prepare(rlx.compile(g), {"n": (0, high)}).tables.steps
         loops = [s for s in every_step(steps) if isinstance(s, Repeat)]
-        counts.append((len(loops), sum(isinstance(s, Call) for s in every_step(steps))))
+        counts.append((len(loops), sum(isinstance(s, KernelCall) for s in every_step(steps))))
     assert counts[0] == counts[1] and counts[0][0] == 1
 
 
