@@ -334,7 +334,7 @@ def _stored(
     import_: Callable[[], Imported],
     custom: Collection[str] = (),
 ) -> CompiledProgram:
-    """The program of a model file, which is known by all that decides about its graph."""
+    """The program of a model file. Its key is everything that its graph depends on."""
     more: dict[str, object] = {"shapes": None if shapes is None else repr(sorted(shapes.items()))}
     if states:
         more["states"] = dict(states)
@@ -348,7 +348,7 @@ def stored_program(
 ) -> CompiledProgram:
     """The program of a model file: from the store, or imported, compiled and stored.
 
-    It is known by the file, the options, and what `more` decides about the graph.
+    Its key is the file, the options, and `more`: whatever else its graph depends on.
     """
     chosen = Options.of(None, options)
     on_host = chosen.device == "cpu"  # files hold host programs
@@ -417,7 +417,7 @@ def _note_that_it_was_compiled(
 def _of_one_rank(
     file: Artifact, trust_native: bool, custom: Collection[str], options: dict[str, AttrValue]
 ) -> CompiledProgram:
-    """The program of a rank; collectives stand in its graph, so it is compiled as it is written."""
+    """The program of a rank; its graph has collectives, so it is compiled as it is written."""
     from rlx.dist.stored import StoredRank  # start time: few programs are sharded
 
     stored = StoredRank(file, options.pop("transport", None))

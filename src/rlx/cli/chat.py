@@ -66,11 +66,11 @@ def chat(
 ) -> None:
     """Ask a language model the PROMPT, or the text on stdin; stdout gets the answer and nothing else.
 
-    Without a prompt, on a terminal, it is a conversation.
+    Without a prompt, on a terminal, it starts a conversation.
     """
     given = {name: value for name, value in sampling.items() if value is not None}
     chosen = cast("SamplingOptions", given)
-    Sampling(**chosen)  # a wrong value is told before the model is loaded
+    Sampling(**chosen)  # a wrong value is refused before the model is loaded
     schema = None if json_schema is None else read_json(Path(json_schema))
     asked = " ".join(prompt)
     talks = not prompt and sys.stdin.isatty()
@@ -103,7 +103,7 @@ class Talk:
             self.messages.append({"role": "system", "content": system})
 
     def answer(self, text: str) -> None:
-        """Say something, and print the answer as it comes. What was refused was not said."""
+        """Say something, and print the answer as it comes. Text that the model refuses is not kept."""
         self.messages.append({"role": "user", "content": text})
         pieces: list[str] = []
         try:
@@ -118,7 +118,7 @@ class Talk:
         except RlxError:
             self.messages.pop()
             raise
-        except KeyboardInterrupt:  # what was said until then counts
+        except KeyboardInterrupt:  # the part of the answer so far is kept
             print_line()
             print_note("stopped")
         end = time.perf_counter()

@@ -35,8 +35,8 @@ def explain(
 ) -> None:
     """Show the kernels of MODEL with their predicted costs, the fusion decisions and the memory plan.
 
-    Of a language model (a GGUF file, or a folder with config.json) show the memory that it needs: that is
-    told by the head of its file, before anything is loaded.
+    For a language model (a GGUF file, or a folder with config.json) show the memory that it needs. The header
+    of its file says so; nothing is loaded.
     """
     sizes = sizes_of(bind)
     if is_language_model(model):

@@ -1,7 +1,7 @@
 """Attention from primitives: two contractions with a softmax between them as one kernel.
 
-What stands between the contractions is composed like any reduction nest; then its expressions are matched, so
-it does not matter which ops, views and orders a model uses to write it.
+The ops between the contractions are composed like any reduction nest. Then their expressions are matched, so
+it does not matter which ops, views and orders a model uses to write them.
 """
 
 from __future__ import annotations
@@ -91,14 +91,10 @@ class AttentionComposer(Composer):
         top, total = self.stats
         score = strip_rows(top.body)
         if top.combine != "max" or total.combine != "sum" or not self._own_place(score):
-            raise ComposeError(
-                "what stands between two contractions is not a softmax of scores", second.where
-            )
+            raise ComposeError("the ops between two contractions are not a softmax of scores", second.where)
         masked = _match_softmax(score, total, strip_rows(_uncast(value)))
         if masked is None:
-            raise ComposeError(
-                "what stands between two contractions is not a softmax of scores", second.where
-            )
+            raise ComposeError("the ops between two contractions are not a softmax of scores", second.where)
         return _Softmax(self._as_acc(score), masked)
 
     def _scores_of(self, value: Scalar) -> list[Scalar]:

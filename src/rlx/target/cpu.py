@@ -84,7 +84,7 @@ class Target:
 
     @property
     def may_fuse(self) -> bool:
-        """Whether a product and a sum may be rounded once or twice, as the machine likes."""
+        """Whether a product and a sum may be rounded once or twice, depending on the machine."""
         return self.has("relaxed-simd")
 
     @property
@@ -258,7 +258,7 @@ def machine_features() -> frozenset[str]:
     import llvmlite.binding as llvm
 
     found = {name for name, there in llvm.get_host_cpu_features().items() if there}
-    return frozenset(found | {"x87"})  # LLVM takes that for granted
+    return frozenset(found | {"x87"})  # LLVM assumes it
 
 
 def host() -> Target:

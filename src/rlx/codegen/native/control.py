@@ -227,7 +227,7 @@ _ONLY_VALUES = {Value}
 
 
 def _is_flat(x: object) -> TypeGuard[list[Value]]:
-    """Whether it is a list of Values: most of what loops carry, and quickly done."""
+    """Whether it is a list of Values. Most loops carry those, so they have a fast path."""
     return x.__class__ is list and set(map(type, x)) == _ONLY_VALUES
 
 

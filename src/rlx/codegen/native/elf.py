@@ -37,7 +37,7 @@ _ACCESSES = {
 _REACH = 1 << 25  # instructions that a call reaches
 _ARM_CALLS = (282, 283)
 _ARM_GOT = (_GOT_PAGE, _GOT_LOW)
-# A jump to the address that stands behind it.
+# A jump to the address that follows it.
 _JUMPS = {
     _MACHINE_X86_64: b"\xff\x25\x00\x00\x00\x00",
     _MACHINE_AARCH64: b"\x50\x00\x00\x58\x00\x02\x1f\xd6",  # ldr x16, .+8; br x16

@@ -86,7 +86,7 @@ class Arithmetic:
         return left, right
 
     def _binary(self, opcode: str, a: Number, b: Number) -> Value:
-        if a.__class__ is Value:  # by far the most: without a further call
+        if a.__class__ is Value:  # the usual case: without a further call
             type_ = a.type
             if b.__class__ is Value:
                 if b.type == type_:
@@ -348,7 +348,7 @@ class Arithmetic:
         if a.__class__ is Value and b.__class__ is Value and c.__class__ is Value:
             type_ = a.type
             name = f"llvm.fma.{mangle(type_)}"
-            if type_ == b.type == c.type and name in self.module.declared:  # by far the most
+            if type_ == b.type == c.type and name in self.module.declared:  # the usual case
                 operands = f"{type_} {a.text}, {type_} {b.text}, {type_} {c.text}"
                 return self.op(type_, f"call {type_} @{name}({operands})")
         return self._overloaded("fma", *self._same(a, b, c))

@@ -105,7 +105,7 @@ def compiled(function: types.FunctionType, is_native: bool, marks: bool) -> Call
     made = outer.body[0]
     assert isinstance(made, ast.FunctionDef)
     rewritten = rewriter.rewritten()
-    rewritten.name = "." + node.name  # its name in its code is what it is outside: `load` may call `load`
+    rewritten.name = "." + node.name  # inside, its name means what it means outside: `load` may call `load`
     made.body = [rewritten]
     given = dict.fromkeys((*rewriter.used, *function.__code__.co_freevars))
     made.args.args = [ast.arg(name) for name in given]

@@ -130,7 +130,7 @@ def default_float_mode() -> Callable[[], None]:
         store(i32(_MXCSR_DEFAULT), wanted)
         _set_mxcsr(wanted)
         return lambda: _set_mxcsr(modes)
-    if builder().module.target.web:  # there is no other mode
+    if builder().module.target.web:  # WebAssembly has no other mode
         return lambda: None
     saved = _get_fpcr()
     _set_fpcr(0)

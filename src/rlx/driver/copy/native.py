@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class Field(IntEnum):
-    """Fields of the control block beside those of every worker."""
+    """Fields of the control block after those of every worker."""
 
     ISSUED = Control.POSTED
     RING = Control.FIELDS

@@ -4,7 +4,7 @@ A run has a list of fills, always the same: bytes of a file and where they go, i
 read them. Fills are claimed one after the other, each as soon as the run has passed the last reader of what
 lay in its place. The reader thread claims them all the time. A gate is a record of the native driver: it says
 how far the run has come, and returns when certain fills are done. Until then its threads claim fills
-themselves, so that no core stands still while there is something to read: where a file lies in memory
+themselves, so that no core is idle while there is something to read: where a file lies in memory
 already, reading is work of a core like any other.
 
 Positions count the places of a run at which it may stop; what they stand for is the caller's affair.
@@ -58,7 +58,7 @@ _pread = external("pread", i64)
 
 
 class Field(IntEnum):
-    """Fields of the control block beside those of every worker."""
+    """Fields of the control block after those of every worker."""
 
     POSITION = Control.POSTED  # how far the run has come
     FILLS = Control.FIELDS

@@ -86,10 +86,10 @@ class Block:
         self.own_masks = BlockMask(self, copy) if is_turned(self.spec) else None
         in_rows = self.spec.k.column == 1 and self.spec.v.column == 1
         self.may_skip = type(self) is Block and in_rows
-        self.after = LOG2E if self.spec.mask_kind == "add" else 1.0  # what differences of scores are times
-        self.before: float | None = None  # what a product is times before a mask
+        self.after = LOG2E if self.spec.mask_kind == "add" else 1.0  # factor of differences of scores
+        self.before: float | None = None  # factor of a product before its mask
         self.right = 0 if self.spec.causal else self.spec.right if self.spec.right >= 0 else None
-        self.left = self.spec.left if self.spec.left >= 0 else None  # keys that a query sees on either side
+        self.left = self.spec.left if self.spec.left >= 0 else None  # keys that a query sees before itself
 
     @staticmethod
     def parts(spec: AttentionSpec, width: int) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ class Block:
         return self.sizes[d]
 
     def at(self, base: ptr, row: Int, j: int) -> ptr:
-        """Vector j of a row of a scratch matrix. Asked for most often: straight to the builder."""
+        """Vector j of a row of a scratch matrix. It is called most often, so it uses the builder itself."""
         f = self.fn
         return ptr(f.gep(base, f.add(f.mul(row, self.nr), self.lanes * j), "float"))
 
@@ -229,7 +229,7 @@ class Block:
                 for i, sums in enumerate(products):
                     x = self.seen(sums[j], k0, row + i, j)
                     store(x, self.at(self.st, row + i, j))
-                    top = fmax_x86(x, top)  # what is not a number makes the sum so
+                    top = fmax_x86(x, top)  # a NaN makes the sum NaN
                 store(top, self.at(self.alpha, 0, j))
 
         if n >= rows:

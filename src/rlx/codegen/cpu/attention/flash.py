@@ -140,7 +140,7 @@ class Attention:
 
     @inline
     def one_by_one(self, row: str, scratch: ptr, places: list[ptr], first: Int, count: Int) -> None:
-        """Few queries, by the function for one."""
+        """Few queries: call the function for one query on each."""
         spec, args = self.spec, self.frame.fn.args[0]
         q, k, v, o, mask = places
         for i in loop(count):
@@ -153,7 +153,7 @@ class Attention:
     def in_blocks(
         self, n: int, vectors: Int, scratch: ptr, places: list[ptr], first: Int, count: Int
     ) -> None:
-        """Queries by the function for their number of vectors, which is at most n."""
+        """Call the function for this number of vectors of queries, which is at most n."""
         if n == 1 or vectors == n:
             name, sizes = self.block(n)
             call(name, self.frame.fn.args[0], scratch, *places, first, count, sizes)
@@ -165,9 +165,8 @@ class Attention:
 
     @inline
     def ask(self, unit: Int, stop: Int, extents: list[Int]) -> None:
-        """Have a unit's part of the operands of a later head on its way: its queries, and as large a part of
-        the keys and values as it is of the queries. Short pieces of far rows are nothing that a processor
-        sees coming.
+        """Prefetch a unit's part of the operands of a later head: its queries, and an equal part of the keys
+        and values. The processor does not predict short pieces of distant rows.
         """
         spec, blocks = self.spec, extents[-1]
         if unit < stop:
@@ -212,7 +211,7 @@ class Attention:
         one = splat(1.0, self.lanes)
         if self.spec.empty_is_zero:
             return select((total > 0.0) | is_nan(total), one / total, 0.0)
-        none = self.dim(self.spec.keys) == 0  # a sum over no keys is 0 all the same
+        none = self.dim(self.spec.keys) == 0  # without keys the result is 0
         return select(none, splat(0.0, self.lanes), one / total)
 
     # -- one block of queries

@@ -112,7 +112,7 @@ class PairBlock(Block):
     @inline
     def weights(self, n: Int, bases: list[Word], sums: list[Word]) -> list[Word]:
         """Two rows of scores become one of pairs, which takes the place of one that has been read."""
-        if urem(n, 2) != 0:  # the key that the last one would be paired with is one that weighs nothing
+        if urem(n, 2) != 0:  # the last key is paired with one of weight 0
             for j in range(self.vectors):
                 store(splat(HIDDEN, self.lanes), self.at(self.st, n, j))
         for i in loop(0, n, 2):

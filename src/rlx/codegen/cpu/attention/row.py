@@ -121,8 +121,8 @@ class _Row:
 
     @inline
     def row(self, base: ptr, k0: Int, i: int, step: Int, is_last: bool) -> ptr:
-        """The row of key k0 + i. Where the last keys are fewer than lanes, the last one stands in for those
-        that are not there; its weights are 0.
+        """The row of key k0 + i. Where the last keys are fewer than lanes, the last key fills the other
+        lanes, with weights of 0.
         """
         element = self.kernel.element
         if is_last:

@@ -58,7 +58,7 @@ def emit_depthwise(
 
 
 class _Pixels(dict[int, Value]):
-    """Pixels by their place in a line, each loaded when it is first asked for."""
+    """Pixels by their place in a line, each loaded at its first use."""
 
     def __init__(self, load: Callable[[int], Value]) -> None:
         self._load = load
@@ -286,7 +286,7 @@ def _border(
     kernel: _Depthwise,
     padded: bool,
 ) -> None:
-    """Pixels begin..end of a line whose windows meet padding, which is multiplied or left out."""
+    """Pixels begin..end of a line whose windows include padding, which is multiplied or left out."""
     f, table, shape, kind, width = builder(), kernel.table, kernel.shape, kernel.kind, kernel.lanes
     line = table.size(kernel.x.axes[1])
     low = [table.size(d) for d in shape.low]

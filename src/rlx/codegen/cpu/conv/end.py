@@ -322,7 +322,7 @@ def _finish_planar(
             call(turn, rows, width, gep(turned, j * side**2, end.sums))
         for c in loop(count):
             read = load(type_, gep(turned, c * side, end.sums))
-            sums = select(mask, read, 0)  # a product of what is no pixel may be slow
+            sums = select(mask, read, 0)  # lanes without a pixel: garbage may be slow to multiply
             end.store_pixels(channel + c, base, line, sums, mask)
 
 

@@ -234,7 +234,7 @@ class _Planar:
         return [self.frame.read(builder(), frame, name) for name in names]
 
     def met_lines(self, i: int, rows: int) -> list[tuple[int, int]]:
-        """(line of output, line of its window) of all windows of `rows` lines that meet line i of x."""
+        """(line of output, line of its window) of all windows of `rows` lines that read line i of x."""
         stride, dilation, taps = self.shape.strides[1], self.shape.dilations[1], self.shape.window[1]
         places = [(r, divmod(i - r * stride, dilation)) for r in range(rows)]
         return [(r, tap) for r, (tap, rest) in places if rest == 0 and 0 <= tap < taps]

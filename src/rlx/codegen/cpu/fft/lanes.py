@@ -107,7 +107,7 @@ class Complex:
         return Complex(self.re, -self.im)
 
     def swapped(self) -> Complex:
-        """Real and imaginary parts exchanged: what turns the sign of a transform round."""
+        """Real and imaginary parts exchanged: this changes the sign of a transform."""
         return Complex(self.im, self.re)
 
     @inline
@@ -306,6 +306,6 @@ def _bluestein(first: noalias, second: noalias, *, n: int, size: int, shape: Lan
     for t in loop(size):
         found[t] = (found[t] * spectrum[t]).swapped()
     result, _ = inner.call(found, other)
-    assert result.pointer is first  # two equal transforms: whatever one moves, the other moves back
+    assert result.pointer is first  # two equal transforms: the second one undoes the order of the first
     for t in loop(n):
         result[t] = result[t].swapped() * chirps[t]

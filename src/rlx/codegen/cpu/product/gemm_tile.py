@@ -118,7 +118,7 @@ def compute_tile(
     form: TileForm,
 ) -> None:
     """Compute the tile of C whose first element is (row, column); the pointers point to its operands, and to
-    packed weights to prefetch meanwhile, `pace` bytes per step; `b` itself where there are none.
+    packed weights to prefetch meanwhile, `pace` bytes per step (`b` itself: nothing to prefetch).
     """
     f, kind, end = builder(), writer.kind, writer.end
     rows, vectors, panels, width = form.rows, form.vectors, form.panels, form.width
@@ -168,7 +168,7 @@ def compute_tile(
         if writer.staged:
             end.through_stage(args, frame, sums, c, row, column, rows)
         else:
-            at: list[tuple[Count, Count, Value | None]] = [(row, column, None)] * len(sums)  # of no account
+            at: list[tuple[Count, Count, Value | None]] = [(row, column, None)] * len(sums)  # unused
             if writer.end.epilogue is not None:
                 at = [(row + i, column + first, own) for i in range(rows) for first, own in tile.vectors]
             tile.put([end.result(frame, x, *where) for x, where in zip(sums, at, strict=True)])

@@ -87,8 +87,8 @@ class Kind:
         loaded = f.load(type_, place) if mask is None else f.masked_load(type_, place, mask)
         return self.widened(f, loaded)
 
-    # One instruction for each step of each sum: without the notation, which would take longer to read this
-    # than to write it.
+    # This writes one instruction for each step of each sum. It uses the builder itself, which is faster here
+    # than the notation.
     def multiply_add(self, f: Function, a: Value, b: Value, total: Value) -> Value:
         return f.fma(a, b, total)
 

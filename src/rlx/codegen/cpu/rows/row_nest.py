@@ -66,7 +66,7 @@ SAVE_COST = (
 )
 
 Visit = Callable[[Lane, list[Word], Round], list[Word]]
-AheadAt = Callable[[Index], Sequence[Ahead]]  # what a place in a row asks memory for
+AheadAt = Callable[[Index], Sequence[Ahead]]  # what a place in a row prefetches
 
 
 def _nothing_ahead(base: Index) -> Sequence[Ahead]:

@@ -116,7 +116,7 @@ class RowPipeline:
 
     @inline
     def along(self, base: Index, elements: Index) -> Index:
-        """How far `elements` are from a place in a row, if after each end of a row one is left out."""
+        """The distance of `elements` from a place in a row, if every second row is skipped."""
         extent = self.nest.sizes[-1]
         ends = udiv(Word(base + elements), extent)
         return elements + ends * extent

@@ -119,7 +119,7 @@ class TransposedNest(NestEmitter):
         """The same where only `columns` columns exist, and of them the rows of a mask."""
         loaded = []
         for j in range(self.lanes):
-            # a column that does not exist reads nothing, at an address that does: suppressed faults are slow
+            # a column that does not exist has a valid address and an empty mask: suppressed faults are slow
             offset, exists = self.offset(e, axes, j), columns > j
             offset = select(exists, offset, 0)
             place = gep(self.operands[e.data].pointer, offset, memory_type(e.dtype))
