@@ -122,7 +122,7 @@ def require_stretch(shape: Shape, to: Shape, what: str) -> None:
     >>> require_stretch((1, 4), (2, 3, 4), "a mask does not fit")
     >>> require_stretch((3, 4), (1, 4), "a mask does not fit")
     Traceback (most recent call last):
-    rlx.errors.ShapeError: a mask does not fit
+    rlx.errors.ShapeError: a mask does not fit ...
     """
     if len(shape) > len(to):
         raise ShapeError(what)
