@@ -46,6 +46,10 @@ Get = Callable[[], list[object]]
 Put = Callable[[Sequence[object]], None]
 
 
+EXPANDED = "__expanded__"
+"""The attribute of a function to be expanded that holds what gives its code."""
+
+
 # ---- the function under construction
 
 
@@ -275,12 +279,20 @@ class _Carried:
         self.before = get()
         values = [held for held in self.before if held.__class__ is Value]
         self.plain = len(values) == len(names)
-        self.start = values if self.plain else list(self._first())
+        self.start = values if self.plain else self._first()
 
-    def _first(self) -> Iterator[Value]:
+    def _first(self) -> list[Value]:
+        found: list[Value] = []
         for name, held in zip(self.names, self.before, strict=True):
-            for leaf in _leaves(held):
-                yield leaf if leaf.__class__ is Value else self.f.value(leaf, _type_of(repr(name), leaf))
+            if held.__class__ is Value:
+                found.append(held)
+            elif _is_flat(held):
+                found += held
+            else:
+                for leaf in _leaves(held):
+                    is_value = leaf.__class__ is Value
+                    found.append(leaf if is_value else self.f.value(leaf, _type_of(repr(name), leaf)))
+        return found
 
     @property
     def unpack(self) -> Put:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rlx.codegen.native.irtext import Module
 
 Body = Callable[[Int, list[Value]], "Sequence[Number] | None"]
+_new = object.__new__
 
 
 class Flow(Lanes):
@@ -44,9 +45,11 @@ class Flow(Lanes):
 
     def op(self, type_: str, text: str) -> Value:
         self._count = count = self._count + 1
-        name = f"%v{count}"
+        made = _new(Value)  # without the call of `__init__`: this is what most of writing is
+        made.type = type_
+        made.text = name = f"%v{count}"
         self._lines.append(f"  {name} = {text}")
-        return Value(type_, name)
+        return made
 
     def comment(self, text: str) -> None:
         """Append a comment, unless the line before says the same."""
@@ -79,7 +82,7 @@ class Flow(Lanes):
 
         `step` is positive. A loop known to be empty or to run once leaves no branch behind.
         """
-        start = [self.value(x) for x in carried]
+        start = [x if x.__class__ is Value else self.value(x) for x in carried]
         is_sure = False  # to run
         if isinstance(lo, int) and isinstance(hi, int):
             if lo >= hi:
@@ -128,7 +131,7 @@ class Flow(Lanes):
         body: Callable[[list[Value]], Sequence[Number] | None],
     ) -> list[Value]:
         """while condition(carried): carried = body(carried); gives the last carried values."""
-        start = [self.value(x) for x in carried]
+        start = [x if x.__class__ is Value else self.value(x) for x in carried]
         before, top, inner, done = self._block, *map(self._fresh, ("while", "body", "done"))
         self.emit(f"br label %{top}")
         self._label(top)

@@ -19,6 +19,13 @@ def _iota(type_: str, lanes: int) -> Value:
     return lanes_of(type_, range(lanes))
 
 
+@functools.lru_cache(1024)
+def _picks(lanes: tuple[int, ...]) -> str:
+    """The mask of a shuffle; -1 is a lane that may be anything."""
+    listed = ", ".join([f"i32 {lane}" if lane >= 0 else "i32 poison" for lane in lanes])
+    return f"<{len(lanes)} x i32> <{listed}>"
+
+
 class Lanes(Arithmetic):
     """Arithmetic plus everything that changes the type or the order of lanes."""
 
@@ -188,12 +195,10 @@ class Lanes(Arithmetic):
     def shuffle(self, a: Value, b: Value | None, lanes: Sequence[int]) -> Value:
         """Lanes of `a` (0..) and `b` (width..) in the given order; -1 leaves a lane undefined."""
         type_ = vector(a.element, len(lanes))
-        picks = ", ".join(f"i32 {lane}" if lane >= 0 else "i32 poison" for lane in lanes)
         second = b.text if b is not None else "poison"
-        mask = f"<{len(lanes)} x i32> <{picks}>"
         if len(lanes) == 1:
             return self.extract(a if lanes[0] < a.width or b is None else b, lanes[0] % a.width)
-        return self.op(type_, f"shufflevector {a}, {a.type} {second}, {mask}")
+        return self.op(type_, f"shufflevector {a}, {a.type} {second}, {_picks(tuple(lanes))}")
 
     def concat(self, a: Value, b: Value) -> Value:
         """The lanes of `a`, then those of `b`."""

@@ -376,7 +376,7 @@ class Function(Flow):
         A name that the module does not define is declared as external; `fixed` counts the named parameters
         of a variadic one.
         """
-        values = [self.value(arg) for arg in args]
+        values = [arg if arg.__class__ is Value else self.value(arg) for arg in args]
         types = [value.type for value in values]
         signature = returns if fixed is None else f"{returns} ({', '.join([*types[:fixed], '...'])})"
         if isinstance(callee, Value):

@@ -152,6 +152,10 @@ def constant(type_: str, value: float) -> Value:
     """
     if type_ == "i64" and value.__class__ is int and -(1 << 63) <= value < 1 << 63:  # by far the most
         return Value("i64", str(value))
+    return _kept_constant(type_, value) if value else _constant(type_, value)  # -0.0 == 0.0
+
+
+def _constant(type_: str, value: float) -> Value:
     lane = element(type_)
     if lane == "ptr":
         text = "null" if value == 0 else f"inttoptr (i64 {int(value)} to ptr)"
@@ -163,6 +167,9 @@ def constant(type_: str, value: float) -> Value:
         number, size = int(value), bits(lane)
         text = str(number if number < 1 << (size - 1) else number - (1 << size))
     return Value(type_, text if width(type_) == 1 else f"splat ({lane} {text})")
+
+
+_kept_constant = functools.lru_cache(1024, typed=True)(_constant)
 
 
 def lanes_of(type_: str, values: Sequence[float]) -> Value:

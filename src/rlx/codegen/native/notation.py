@@ -43,7 +43,7 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import Generic, ParamSpec, TypeVar, cast, overload
 
-from rlx.codegen.native.control import current, enter, state
+from rlx.codegen.native.control import EXPANDED, current, enter, state
 from rlx.codegen.native.irops import Number
 from rlx.codegen.native.irtext import Function, Module
 from rlx.errors import CompileError
@@ -216,6 +216,7 @@ def inline(function: Callable[P, R]) -> Callable[P, R]:
         return (compiled.get(marks) or written.code(marks))(f, *args, **options)
 
     if place is None:
+        vars(expand)[EXPANDED] = written.code
         return update_wrapper(expand, function)
     at = place
 

@@ -174,6 +174,8 @@ class InMemory:
 
 def item(f: Function, held: Value | Items, index: Int) -> object:
     """`held[index]`: of a pointer, the 8-byte word at that index."""
+    if held.__class__ is list and index.__class__ is int:
+        return held[index]
     if isinstance(held, Value):
         return f.load("i64", f.gep(_pointer(held), index, "i64"), 8)
     if index.__class__ is Value and not isinstance(held, InMemory):

@@ -16,8 +16,10 @@ import linecache
 import textwrap
 import types
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rlx.codegen.native import control, operators
+from rlx.codegen.native.control import EXPANDED
 from rlx.codegen.native.liveness import Liveness, combined, facts, forget
 from rlx.errors import CompileError
 
@@ -114,10 +116,30 @@ def compiled(function: types.FunctionType, is_native: bool, marks: bool) -> Call
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     # By its own name, a function calls what its module calls so: itself, or for a method another one.
     given_now = {**rewriter.used, node.name: function.__globals__.get(node.name)}
-    closure = [cells.get(name) or types.CellType(given_now.get(name)) for name in inner.co_freevars]
+    closure = [cells.get(name) or _cell(given_now.get(name)) for name in inner.co_freevars]
     result = types.FunctionType(inner, function.__globals__, node.name, function.__defaults__, tuple(closure))
     result.__kwdefaults__ = function.__kwdefaults__
     return result
+
+
+def _cell(held: object) -> types.CellType:
+    """A variable of generated code. What another function is compiled to is made when it is first called."""
+    if not isinstance(held, _Expansion):
+        return types.CellType(held)
+
+    def first(*args: object, **options: object) -> object:
+        code = cell.cell_contents = held.code()
+        return code(*args, **options)
+
+    cell = types.CellType(first)
+    return cell
+
+
+class _Expansion:
+    """A function to be expanded, as code that writes it: called with the builder, without a search for it."""
+
+    def __init__(self, code: Callable[[bool], Callable[..., object]], marks: bool) -> None:
+        self.code = partial(code, marks)
 
 
 def _find(code: types.CodeType, name: str) -> types.CodeType:
@@ -282,6 +304,11 @@ class _Rewriter(ast.NodeTransformer):
             if isinstance(meant, control.Instruction):
                 # Straight to the builder: the call costs what it costs without the notation.
                 node.func = ast.copy_location(ast.Attribute(_builder(), meant.method, ast.Load()), node.func)
+            elif isinstance(meant, types.FunctionType) and EXPANDED in vars(meant):
+                name = f".{node.func.id}()"
+                self.used[name] = _Expansion(vars(meant)[EXPANDED], self.marks)
+                node.func = ast.copy_location(ast.Name(name, ast.Load()), node.func)
+                node.args.insert(0, _builder())
             elif node.func.id in _BUILTINS and meant is getattr(builtins, node.func.id):
                 return self._located(node, _BUILTINS[node.func.id], *node.args)
         return node
