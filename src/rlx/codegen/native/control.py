@@ -290,8 +290,10 @@ class _Carried:
                 found += held
             else:
                 for leaf in _leaves(held):
-                    is_value = leaf.__class__ is Value
-                    found.append(leaf if is_value else self.f.value(leaf, _type_of(repr(name), leaf)))
+                    if leaf.__class__ is Value:
+                        found.append(leaf)
+                    else:
+                        found.append(self.f.value(leaf, _type_of(repr(name), leaf)))
         return found
 
     @property
