@@ -57,7 +57,19 @@ class StepWriter:
 
     def steps(self, steps: Sequence[Step]) -> None:
         for step in steps:
-            getattr(self, type(step).__name__.lower())(step)
+            match step:
+                case KernelCall():
+                    self.call(step)
+                case Copy():
+                    self.copy(step)
+                case Branch():
+                    self.branch(step)
+                case Assumed():
+                    self.assumed(step)
+                case Repeat():
+                    self.repeat(step)
+                case Once():
+                    self.once(step)
 
     def size(self, d: Dim) -> Int:
         return size_value(self.f, self.context, self.layout.words, d)
