@@ -52,8 +52,10 @@ def compile(model: str, output: str, also: tuple[str, ...], as_json: bool, **opt
     with progress(f"writing {output}"):
         if as_text:
             write_text(lir_for(program, other) if other else program.lir, output)
+        elif other:
+            save(program, output, (other, *also), own=False)
         else:
-            save(program, output, (other, *also) if other else also, own=not other)
+            program.save(output, also)
     seconds, size = time.perf_counter() - start, Path(output).stat().st_size
     stats = program.stats
     if as_json:
