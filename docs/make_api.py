@@ -52,6 +52,7 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("rlx.dist", ()),
     ("rlx.zoo", ()),
     ("rlx.llm", ()),
+    ("rlx.serve", ()),
     ("rlx.config", ("Knob", "table")),
 )
 

@@ -19,6 +19,7 @@ import pytest
 from hypothesis.internal.conjecture import providers
 
 import rlx
+from machines import AARCH64_PYTHON
 from rlx import zoo
 from rlx.config import HOST, REQUIRE
 from rlx.errors import RlxError, ZooError
@@ -162,21 +163,34 @@ def _qemu_missing() -> str | None:
     return None if shutil.which("qemu-x86_64") else "qemu-x86_64 is not installed (Debian: qemu-user)"
 
 
+def _aarch64_python_missing() -> str | None:
+    if reason := _needs_programs("qemu-aarch64-static")():
+        return reason
+    return None if (AARCH64_PYTHON / "python").exists() else "run .ci/aarch64_python, which unpacks it"
+
+
 # Each part says why it is missing, or None when it is there.
 PARTS: dict[str, Callable[[], str | None]] = {
     "onnx": _needs_modules("onnx"),
     "onnxruntime": _needs_modules("onnxruntime"),
     "scipy": _needs_modules("scipy"),
     "demo": _needs_modules("click", "rich", "tokenizers", "safetensors"),
+    "serve": _needs_modules("click", "starlette", "uvicorn", "tokenizers", "jinja2", "llguidance"),
+    "openai": _needs_modules("openai"),
     "torch": _needs_modules("torch"),
     "models": _models_missing,
     "opencl": _opencl_missing,
     "mpi": _mpi_missing,
     "qemu": _qemu_missing,
     "gcc": _needs_programs("gcc"),
+    "clang": _needs_programs("clang"),
+    "cmake": _needs_programs("cmake"),
+    "valgrind": _needs_programs("valgrind"),
     "node": _needs_programs("node"),
-    "chromium": _needs_programs("chromium"),
+    "curl": _needs_programs("curl"),
+    "browser": _needs_programs("chromium", "chromedriver", "node"),
     "aarch64": _needs_programs("qemu-aarch64-static", "aarch64-linux-gnu-gcc"),
+    "aarch64-python": _aarch64_python_missing,
     "wasmtime": _needs_modules("wasmtime"),
 }
 
@@ -236,8 +250,9 @@ def each_origin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.param == "stored":
         from stored_programs import from_file
 
-        compile = rlx.compile
+        compile, load = rlx.compile, rlx.load
         monkeypatch.setattr(rlx, "compile", lambda *args, **how: from_file(compile(*args, **how)))
+        monkeypatch.setattr(rlx, "load", lambda *args, **how: from_file(load(*args, **how)))
 
 
 # --- proofs ---------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,59 @@ from rlx.export.c import objects_of
 from rlx.export.export import prepare
 from rlx.export.weights import weight_parts
 from rlx.runtime.program import CompiledProgram
+
+WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1")
+
+
+def built(folder: Path, compiler: str, output: str, *arguments: str) -> Path:
+    """What a compiler of C, which must have nothing to say, makes in a folder."""
+    command = [compiler, *WARNINGS, *arguments, "-pthread", "-o", str(folder / output)]
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    return folder / output
+
+
+def feed_files(folder: Path, arrays: Iterable[np.ndarray]) -> list[str]:
+    """Files with the bytes of inputs."""
+    paths = []
+    for number, array in enumerate(arrays):
+        np.ascontiguousarray(array).tofile(folder / f"{number}.bin")
+        paths.append(str(folder / f"{number}.bin"))
+    return paths
+
+
+class Example:
+    """The program `main.c` of an export to C, at the largest sizes of its ranges."""
+
+    def __init__(
+        self, program: CompiledProgram, folder: Path, sizes: Mapping[str, int], target: str | None = None
+    ) -> None:
+        self.program, self.folder, self.sizes = program, folder, dict(sizes)
+        ranges = {name: (min(size, 1), size) for name, size in sizes.items()}
+        program.export(folder, "c", bind=ranges, name="net", target=target)
+
+    def run(
+        self,
+        feed: Mapping[str, np.ndarray],
+        compiler: str = "gcc",
+        flags: Sequence[str] = (),
+        before: Sequence[str] = (),
+    ) -> dict[str, np.ndarray]:
+        """The outputs, when it is built by a compiler and run by what comes `before` it: an emulator."""
+        main = built(self.folder, compiler, f"main_{compiler}", *flags, "main.c", "libnet.a")
+        files = feed_files(self.folder, (feed[node.attrs["name"]] for node in self.program.inputs))
+        command = [*before, str(main), "net.weights", *files]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, check=False)
+        assert done.returncode == 0 and not done.stderr, done.stderr[-3000:]
+        out, at = {}, 0
+        for name, node in zip(self.program.output_names, self.program.outputs, strict=True):
+            shape = node.tensor.bind(self.sizes)
+            count = int(np.prod(shape, dtype=np.int64)) * node.dtype.itemsize
+            raw = np.frombuffer(done.stdout[at : at + count], np.uint8)
+            out[name] = raw.view(node.dtype.np).reshape(shape)
+            at += count
+        assert at == len(done.stdout)
+        return out
 
 
 class ExportError(Exception):

@@ -15,6 +15,9 @@ from rlx.target.cpu import Target, emulated, host, resolve, runs_here, targets
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
+AARCH64_PYTHON = config.CACHE.get() / "aarch64-python"
+"""Where `.ci/aarch64_python` unpacks Python for AArch64."""
+
 
 def executable(*names: str) -> list[Target]:
     """Those of the named targets (all, if none is named) that run here, themselves or emulated."""

@@ -42,8 +42,8 @@ def units(work: Callable[[], object], rounds: int = ROUNDS) -> float:
     return min(cpu_seconds(work) for _ in range(rounds)) / unit()
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def resident_bytes(process: int | str = "self") -> int:
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def grows(work: Callable[[], object], most: int) -> bool:

@@ -12,8 +12,10 @@ from pathlib import Path
 import click
 
 from rlx.cli.output import json_option, print_json, print_line, print_note, print_table, progress
+from rlx.config import HOST
 from rlx.records import dataclass
 from rlx_bench import harness, known, report, starts
+from rlx_bench.machine import kind
 from rlx_bench.workloads import MAKERS, SUITES
 
 
@@ -77,7 +79,11 @@ def _until_interrupted() -> Iterator[_Interruption]:
     help="Interleaved rounds of three timings each.",
 )
 @json_option
-@click.option("--page", type=click.Path(path_type=Path), help="Write the table as a Markdown page.")
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path),
+    help="Write the table as a Markdown page; in a folder, as the page of this kind of machine.",
+)
 @click.option("--chart", type=click.Path(path_type=Path), help="Write an SVG chart of the times.")
 @click.option("--list", "list_", is_flag=True, help="List the names of suites and workloads.")
 def bench(
@@ -122,8 +128,10 @@ def bench(
         note = f"Interrupted: {len(rows)} of {len(specs) * len(counts)} rows were measured."
     if page is not None:
         subject = asked[0] if len(asked) == 1 and asked[0] in SUITES else ""
-        text = report.as_markdown(rows, shlex.join(["rlx", *sys.argv[1:]]), subject, note)
-        page.write_text(text + starts.as_markdown(begun) if begun else text)
+        seen_as = [f"{HOST.name}={HOST.get()}"] if HOST.get() else []
+        text = report.as_markdown(rows, shlex.join([*seen_as, "rlx", *sys.argv[1:]]), subject, note)
+        path = page / f"{kind()}.md" if page.is_dir() else page
+        path.write_text(text + starts.as_markdown(begun) if begun else text, encoding="utf-8")
     if chart is not None and rows:
         chart.write_text(report.chart(rows))
     if as_json:
@@ -145,5 +153,7 @@ def _tell(rows: list[harness.Row], begun: list[starts.Start]) -> None:
             print_line(f"  {line}")
     if begun:
         print_table(*starts.table(begun))
+    for line in report.failures(rows):
+        print_note(f"not measured: {line}")
     for line in known.slow_peers(rows):
         print_note(f"suspicious: {line}")

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,13 @@ from rlx_bench.workloads.base import Arrays, Run, Workload
 @dataclass(frozen=True)
 class Engine:
     """`prepare(workload, threads)` gives what is timed; `can` says whether the workload has a way for it.
-    `settings` is how it is run, in words."""
+    `settings` is how it is run, in words. `to_avx2` are variables that keep it to AVX2; None if none do."""
 
     package: str
     can: Callable[[Workload], bool]
     prepare: Callable[[Workload, int], Run]
     settings: str = ""
+    to_avx2: Mapping[str, str] | None = None
 
     @property
     def installed(self) -> bool:
@@ -34,6 +37,9 @@ class Engine:
 
 choices: list[str] = []
 """What was chosen for the workload that is being prepared in this process."""
+
+beyond: list[str] = []
+"""Wider instructions than it was limited to, which the engine uses for that workload."""
 
 
 def _fastest(ways: list[Run], names: Sequence[str] = ()) -> Run:
@@ -56,10 +62,6 @@ def _fastest(ways: list[Run], names: Sequence[str] = ()) -> Run:
     return ways[best]
 
 
-def _feeds(w: Workload) -> list[Arrays]:
-    return w.sweep or [w.feed]
-
-
 def _in_turn(runs: list[Run]) -> Run:
     if len(runs) == 1:
         return runs[0]
@@ -71,19 +73,17 @@ def _in_turn(runs: list[Run]) -> Run:
 
 
 def _rlx(w: Workload, threads: int, **options: Any) -> Run:
-    """RLX through `bind`: fixed buffers, as a server would run it."""
+    """RLX through `bind`, with fixed buffers as a server would run it, or through `run`."""
     from rlx.api.compile import compile
-    from rlx.frontend.onnx import from_onnx
 
-    if w.rlx is not None:
-        return w.rlx(threads)
-    assert w.graph is not None or w.onnx is not None
-    graph = w.graph() if w.graph else from_onnx(w.onnx())  # type: ignore[misc]
-    program = compile(graph, threads=threads, **(w.options | options))
+    program = compile(w.as_graph(), threads=threads, **(w.options | options))
 
     def bound(feed: Arrays) -> Run:
-        outputs = program.run(feed)  # its own arrays, reused for every run that follows
-        call = program.bind(feed, outputs)
+        read = {name: feed[name] for name in program.input_names}  # one model does not read all its inputs
+        if w.by_run:
+            return lambda: list(program.run(read).values())
+        outputs = program.run(read)  # its own arrays, reused for every run that follows
+        call = program.bind(read, outputs)
 
         def run() -> list[np.ndarray]:
             call()
@@ -91,15 +91,14 @@ def _rlx(w: Workload, threads: int, **options: Any) -> Run:
 
         return run
 
-    return _in_turn([bound(feed) for feed in _feeds(w)])
+    return _in_turn([bound(feed) for feed in w.feeds])
 
 
 def _onnxruntime(w: Workload, threads: int) -> Run:
-    """ONNX Runtime with IO binding and all optimisations."""
+    """ONNX Runtime with all optimisations, and IO binding unless `run` is measured."""
     import onnxruntime as ort
 
-    assert w.onnx is not None
-    model = w.onnx().SerializeToString()
+    model = w.source()
 
     def session_with(**entries: str) -> Any:
         options = ort.SessionOptions()
@@ -110,6 +109,8 @@ def _onnxruntime(w: Workload, threads: int) -> Run:
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def bound(session: Any, feed: Arrays) -> Run:
+        if w.by_run:
+            return lambda: session.run(None, feed)
         binding = session.io_binding()
         for name, array in feed.items():
             binding.bind_cpu_input(name, array)
@@ -127,26 +128,32 @@ def _onnxruntime(w: Workload, threads: int) -> Run:
     if threads > 1:  # how finely work is cut is a choice that its documentation leaves
         ways.append(session_with(dynamic_block_base="4"))
     names = ["plain", "dynamic_block_base=4"]
-    return _fastest([_in_turn([bound(way, feed) for feed in _feeds(w)]) for way in ways], names)
+    return _fastest([_in_turn([bound(way, feed) for feed in w.feeds]) for way in ways], names)
 
 
 def _openvino(w: Workload, threads: int, precision: str = "f32") -> Run:
     """OpenVINO with the latency hint; shapes made static where there is one."""
     import openvino as ov
 
-    assert w.onnx is not None
     core = ov.Core()
-    model = core.read_model(w.onnx().SerializeToString())
+    model = core.read_model(w.source())
     if w.sweep is None:
-        model.reshape({name: list(a.shape) for name, a in w.feed.items()})
+        model.reshape({port.any_name: list(w.feed[port.any_name].shape) for port in model.inputs})
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": precision,
         "INFERENCE_NUM_THREADS": threads,
     }
     compiled = core.compile_model(model, "CPU", settings)
+    if os.environ.keys() >= _ONEDNN.keys():
+        names = {
+            str(op.get_rt_info()["primitiveType"].value) for op in compiled.get_runtime_model().get_ops()
+        }
+        beyond.extend(sorted(name for name in names if re.search("avx512|amx|mlas", name)))
 
     def bound(feed: Arrays) -> Run:
+        if w.by_run:
+            return lambda: list(compiled(feed, share_inputs=True, share_outputs=True).values())
         request = compiled.create_infer_request()
         for i, port in enumerate(compiled.inputs):
             request.set_input_tensor(i, ov.Tensor(feed[port.any_name], shared_memory=True))
@@ -158,7 +165,7 @@ def _openvino(w: Workload, threads: int, precision: str = "f32") -> Run:
 
         return run
 
-    return _in_turn([bound(feed) for feed in _feeds(w)])
+    return _in_turn([bound(feed) for feed in w.feeds])
 
 
 def _numpy(w: Workload, threads: int) -> Run:
@@ -174,7 +181,7 @@ def _torch(w: Workload, threads: int) -> Run:
 
     torch.set_num_threads(threads)
     ways = []
-    for feed in _feeds(w):
+    for feed in w.feeds:
         tensors = {k: torch.from_numpy(v) for k, v in feed.items()}
         if w.torch is not None:
             found = w.torch(tensors)
@@ -262,7 +269,7 @@ def _jax(w: Workload, threads: int) -> Run:
 
         return run
 
-    return _in_turn([bound(feed) for feed in _feeds(w)])
+    return _in_turn([bound(feed) for feed in w.feeds])
 
 
 def _of_onnx(w: Workload) -> bool:
@@ -270,35 +277,54 @@ def _of_onnx(w: Workload) -> bool:
 
 
 TORCH_COMPILE = "torch-compile"
+_ONEDNN = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+_TORCH = {**_ONEDNN, "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+_NUMPY = {"OPENBLAS_CORETYPE": "Haswell", "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX"}
 
 ENGINES: dict[str, Engine] = {
-    "rlx": Engine("rlx", lambda w: True, _rlx, "buffers bound once"),
-    "rlx-f32": Engine("rlx", lambda w: True, lambda w, threads: _rlx(w, threads, precision="f32"), "in f32"),
+    "rlx": Engine("rlx", lambda w: True, _rlx, "buffers bound once", {}),
+    "rlx-f32": Engine(
+        "rlx", lambda w: True, lambda w, threads: _rlx(w, threads, precision="f32"), "in f32", {}
+    ),
     "onnxruntime": Engine(
         "onnxruntime", _of_onnx, _onnxruntime, "IO binding, all optimisations, spinning threads"
     ),
     "openvino": Engine(
-        "openvino", _of_onnx, _openvino, "latency hint, f32, shapes made static, shared input memory"
+        "openvino",
+        _of_onnx,
+        _openvino,
+        "latency hint, f32, shapes made static, shared input memory",
+        _ONEDNN,
     ),
     "openvino-bf16": Engine(
-        "openvino", _of_onnx, lambda w, threads: _openvino(w, threads, "bf16"), "latency hint, bf16"
+        "openvino",
+        _of_onnx,
+        lambda w, threads: _openvino(w, threads, "bf16"),
+        "latency hint, bf16",
+        _ONEDNN,
     ),
     "torch": Engine(
         "torch",
         lambda w: w.torch is not None or w.onnx is not None,
         _torch,
         "eager without gradients, results in reused memory where there is a way",
+        _TORCH,
     ),
     TORCH_COMPILE: Engine(
-        "torch", lambda w: _of_onnx(w) and w.sweep is None, _torch_compile, "torch.compile, weights frozen"
+        "torch",
+        lambda w: _of_onnx(w) and w.sweep is None,
+        _torch_compile,
+        "torch.compile, weights frozen",
+        _TORCH,
     ),
     "jax": Engine(
         "jax",
         lambda w: w.jax is not None or w.onnx is not None,
         _jax,
         "jax.jit, memory of the last results donated",
+        {"XLA_FLAGS": "--xla_cpu_max_isa=AVX2"},
     ),
-    "numpy": Engine("numpy", lambda w: w.numpy is not None, _numpy, "results in reused memory"),
+    "numpy": Engine("numpy", lambda w: w.numpy is not None, _numpy, "results in reused memory", _NUMPY),
 }
 
 

@@ -74,10 +74,10 @@ def main() -> None:
     usual = min(spent(model, feed(new)) for _ in range(5))
     import json
 
-    print(json.dumps({"first": until_first, "new": max(again - usual, 0.0), "peak": _peak_bytes()}))
+    print(json.dumps({"first": until_first, "new": max(again - usual, 0.0), "peak": peak_bytes()}))
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     """Largest resident size since this program began (rusage also counts the process that started it)."""
     with open("/proc/self/status") as status:
         for line in status:

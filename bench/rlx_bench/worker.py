@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from rlx_bench.engines import ENGINES, choices
+from rlx_bench.engines import ENGINES, beyond, choices
+from rlx_bench.flops import counted_flops
+from rlx_bench.oracle import expected
 from rlx_bench.quiet import take_precedence
 from rlx_bench.workloads import make
 from rlx_bench.workloads.base import Run
-from rlx_bench.yardsticks import Yardstick, yardsticks
+from rlx_bench.yardsticks import Yardstick, peaks, yardsticks
 
 LONGEST = 0.1  # seconds of one timing of a yardstick
 
@@ -48,12 +50,31 @@ class _Bench:
         self.workload = workload = make(spec)  # kept: engines hold addresses of its arrays
         start = time.perf_counter()
         choices.clear()
+        beyond.clear()
         self.run = ENGINES[self.engine].prepare(workload, self.threads)
         self.run()
         ready = time.perf_counter() - start
         if self.engine == "rlx":
+            if not workload.bytes and not workload.flops and workload.in_mean:
+                workload.flops = counted_flops(workload)
             self.yardstick = max(yardsticks(workload, self.threads), key=_rate, default=None)
-        return {"ready": ready, "chosen": ", ".join(dict.fromkeys(choices))}
+        chosen = ", ".join(dict.fromkeys(choices))
+        return {"ready": ready, "chosen": chosen, "beyond": ", ".join(beyond), "flops": workload.flops}
+
+    def warm(self, runs: int) -> dict[str, Any]:
+        """Run some times without a clock."""
+        for _ in range(runs):
+            self.run()
+        return {"runs": runs}
+
+    def peaks(self) -> dict[str, Any]:
+        """What the machine gives at best now: flops of multiply-adds, and bytes of a copy, per second."""
+        return {name: max(map(_rate, ways)) for name, ways in peaks(self.threads).items()}
+
+    def expect(self, spec: str, path: str) -> dict[str, Any]:
+        """Save what the NumPy reference gives."""
+        np.savez(path, *expected(make(spec)))
+        return {"saved": True}
 
     def time(self, samples: int, inner: int) -> dict[str, Any]:
         """Seconds of a run, and what the machine gave right after it, in flops or bytes per second.
@@ -76,6 +97,16 @@ class _Bench:
         return {"saved": True}
 
 
+def _told(error: Exception) -> str:
+    """The line of an error that says what is wrong: the first, of OpenVINO's the last.
+
+    >>> _told(RuntimeError("Exception from core.cpp:84:\\nException from b.cpp:3:\\nno such op"))
+    'no such op'
+    """
+    lines = str(error).strip().splitlines() or ["no message"]
+    return lines[-1 if lines[0].startswith("Exception from") else 0]
+
+
 def main() -> None:
     take_precedence()
     bench = _Bench(sys.argv[1], int(sys.argv[2]))
@@ -84,7 +115,7 @@ def main() -> None:
         try:
             answer = getattr(bench, command.pop("do"))(**command)
         except Exception as error:  # reported; the harness continues with the other engines
-            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            answer = {"error": f"{type(error).__name__}: {_told(error)}"}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

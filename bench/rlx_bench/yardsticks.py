@@ -101,3 +101,9 @@ def yardsticks(w: Workload, threads: int) -> list[Yardstick]:
         nbytes = int(min(max(w.bytes / (2 if w.writes else 1), 1 << 20), 256 << 20))
         return stream(target, threads, nbytes, w.writes)
     return [peak(target, threads, w.dtype)] if w.flops else []
+
+
+def peaks(threads: int) -> dict[str, list[Yardstick]]:
+    """Those that do not depend on a workload: f32 multiply-adds, and ways to copy more than caches hold."""
+    target = resolve("host")
+    return {"flops": [peak(target, threads)], "copy": stream(target, threads, 128 << 20, writes=True)}

@@ -11,7 +11,7 @@ from rlx.config import VERSION
 from rlx.wiring import give_functions
 
 if TYPE_CHECKING:
-    from rlx import cost, dist, driver, llm, ops, zoo
+    from rlx import cost, dist, driver, llm, ops, serve, zoo
     from rlx.api.compile import compile
     from rlx.api.functions import grad, jit, jvp, value_and_grad, vmap
     from rlx.api.lowering import lower, optimize
@@ -44,13 +44,14 @@ __all__ = [
     "optimize",
     "register_op",
     "register_pytree",
+    "serve",
     "value_and_grad",
     "vmap",
     "zoo",
 ]
 
 # Loaded with the first use: a program from a file starts without them.
-_PARTS = ("cost", "dist", "driver", "llm", "ops", "zoo")
+_PARTS = ("cost", "dist", "driver", "llm", "ops", "serve", "zoo")
 _HOMES = {
     "Graph": "rlx.ir.graph",
     "Session": "rlx.api.session",

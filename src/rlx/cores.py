@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
+
+from rlx.system import SYSTEM
 
 
 def usable_cores() -> int:
     """Cores that this process may use at once, rounded up: what threads default to.
 
-    >>> 1 <= usable_cores() <= os.cpu_count()
+    >>> 1 <= usable_cores() <= len(SYSTEM.cpus())
     True
     """
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    there = len(SYSTEM.cpus())
     quota = cpu_quota()
     return there if quota is None else max(1, min(there, math.ceil(quota)))
 

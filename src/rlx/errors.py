@@ -8,6 +8,7 @@ import sysconfig
 import warnings
 from collections.abc import Sequence
 from contextvars import ContextVar
+from types import FrameType
 
 _INSTALLED = ("site-packages", "dist-packages")
 _INTERNAL_NAMES = ("<frozen ", "<__array_function__", "<rlx ")  # importlib, NumPy, code that RLX wrote
@@ -20,16 +21,28 @@ def source_location() -> str | None:
 
     Frames of RLX, of Python's library (contextlib, functools, threading) and of NumPy are skipped.
     """
-    frame = sys._getframe(1)
+    frame = _users_frame(sys._getframe(1))
+    return None if frame is None else f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn at the user's line that is running; in a thread without one, at the line of RLX that warns."""
+    own = sys._getframe(1)
+    frame = _users_frame(own) or own
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__")
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+def _users_frame(frame: FrameType | None) -> FrameType | None:
+    """The first frame of the user's code, from this one outwards."""
     while frame is not None:
         file = frame.f_code.co_filename
         users = _IS_USERS.get(file)
         if users is None:
             users = _IS_USERS[file] = is_users(file)
         if users:
-            return f"{file.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-        if frame.f_back is None:
-            break
+            return frame
         frame = frame.f_back
     return None
 
@@ -224,5 +237,5 @@ def __getattr__(name: str) -> type[RlxError]:
     error = _OLD_NAMES.get(name)
     if error is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"{name} is now {error.__name__}", DeprecationWarning, stacklevel=2)
+    warn(f"{name} is now {error.__name__}", DeprecationWarning)
     return error

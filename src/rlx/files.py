@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 
 from rlx.errors import FormatError, RlxError
+from rlx.system import SYSTEM
 
 Json: TypeAlias = dict[str, Any]
 """An object of JSON, as it is read or written."""
@@ -154,15 +155,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     unfinished = unfinished_name(target)
     try:
         with open(unfinished, "xb+") as file:
-            _lock(file)
+            SYSTEM.lock(file)
             yield file
             file.flush()
             os.fsync(file.fileno())
+            if SYSTEM.renames_open_files:
+                os.replace(unfinished, target)  # while it is locked: nobody takes it for abandoned
+        if not SYSTEM.renames_open_files:
             os.replace(unfinished, target)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-    _sync_folder(target.parent)
+    SYSTEM.sync_folder(target.parent)  # a new name is on the disk when its folder is
 
 
 def unfinished_files(folder: Path, start: str = ".") -> list[tuple[Path, os.stat_result]]:
@@ -185,38 +189,9 @@ def remove_abandoned(folder: Path, least_age: float = _STALE_SECONDS, start: str
     return len(gone)
 
 
-def _lock(file: BinaryIO, wait: bool = True) -> bool:
-    """Lock a file for as long as it is open; False if somebody else has. A dead process holds no lock."""
-    try:
-        import fcntl
-    except ImportError:  # Windows, where a file that is open cannot be deleted anyway
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        return False  # taken, or a file system without locks: then it is left alone
-    return True
-
-
 def _is_locked(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
-            return not _lock(file, wait=False)
+            return not SYSTEM.lock(file, wait=False)  # what cannot be locked is left alone
     except OSError:
         return True  # gone, or of somebody else
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new name is on the disk when its folder is."""
-    if os.name == "nt":
-        return
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return  # a folder that may be written to but not read
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass  # a file system whose folders cannot be synced
-    finally:
-        os.close(descriptor)

@@ -9,9 +9,12 @@ Python's `logging` takes 20 ms to import. Who listens has imported it, so RLX ne
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 NAME = "rlx"
 _DEBUG, _INFO = 10, 20  # levels of logging
+_listeners: list[Callable[[str], None]] = []
 
 
 def info(text: str, *values: object) -> None:
@@ -24,7 +27,25 @@ def debug(text: str, *values: object) -> None:
     _tell(_DEBUG, text, values)
 
 
+@contextmanager
+def heard(listener: Callable[[str], None]) -> Iterator[None]:
+    """Call a function with every step that is reported inside the block: the command line shows them.
+
+    >>> with heard(print):
+    ...     info("writing %s", "net.weights")
+    writing net.weights
+    """
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
 def _tell(level: int, text: str, values: tuple[object, ...]) -> None:
+    if level >= _INFO:
+        for listener in _listeners:
+            listener(text % values)
     logging = sys.modules.get("logging")
     if logging is not None:
         logging.getLogger(NAME).log(level, text, *values)

@@ -14,7 +14,7 @@ import pytest
 
 from rlx.driver import Buffer, Device, FileMemory, open_device
 from rlx.driver.copy import CopyEngine, SyncCopy, ThreadCopy
-from rlx.driver.copy.native import Field
+from rlx.driver.copy.native import CopyControl
 
 DEVICES = ("cpu", "opencl")
 
@@ -78,15 +78,15 @@ def _hold_thread(engine: ThreadCopy, path: Path) -> Iterator[None]:
 
     path.write_bytes(b"x")
     control = engine._shared.control
-    original = int(control[Field.PREAD])
-    control[Field.PREAD] = ctypes.cast(slow_read, ctypes.c_void_p).value
+    original = int(control[CopyControl.PREAD])
+    control[CopyControl.PREAD] = ctypes.cast(slow_read, ctypes.c_void_p).value
     token = engine.issue(FileMemory(path), np.zeros(1, np.uint8))
     try:
         yield
     finally:
         released.set()
         engine.wait(token)
-        control[Field.PREAD] = original
+        control[CopyControl.PREAD] = original
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from rlx.dist import heap as heaps
 from rlx.dist import launch, rendezvous
 from rlx.dist.heap import FAILED, JOINED
 from rlx.dist.transports import mpi, shm
+from rlx.system import linux
 
 LONG = 60.0  # seconds, for what only a fault makes last so long
 PAST = -1.0  # as a timeout: the deadline is over when the wait begins
@@ -149,7 +150,7 @@ def test_a_process_that_cannot_be_looked_at_is_not_dead(monkeypatch: pytest.Monk
             raise OSError(number, os.strerror(number))
 
         with monkeypatch.context() as patch:
-            patch.setattr(shm, "open", fail, raising=False)
+            patch.setattr(linux, "open", fail, raising=False)
             assert shm.process_is_gone(me, started) is gone
 
 

@@ -12,6 +12,8 @@ import pytest
 import rlx
 from conformance.ort_session import open_session
 
+pytestmark = pytest.mark.usefixtures("each_origin")
+
 CHUNK, CONTEXT = 512, 64
 
 

@@ -206,6 +206,7 @@ def test_names_wider_than_the_terminal_are_folded(
     [
         (["runn"], 2, "No such command 'runn'; did you mean run?"),
         (["comp"], 2, "did you mean compile?"),
+        (["explan"], 2, "did you mean explain?"),
         (["zoo", "lst"], 2, "No such command 'lst'; did you mean list?"),
         (["cache", "purge"], 2, "the commands are"),
         (["net.onnx"], 2, "to run a model: rlx run net.onnx"),
@@ -297,7 +298,26 @@ def test_diff_takes_models_of_the_zoo(
     assert capsys.readouterr().out == f"no difference: zoo:whisper80 and {path} have the same graph\n"
 
 
+def test_equal_plans_say_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.plan", "b.plan"):
+        assert main(["compile", model, "-o", name]) == 0
+    capsys.readouterr()
+    assert main(["diff", "a.plan", "b.plan"]) == 0
+    assert capsys.readouterr().out == "no difference: a.plan and b.plan have the same plan\n"
+
+
 # -- the process
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_without_the_cli_extra(package: str) -> None:
+    hide = f"import sys; sys.modules[{package!r}] = None"
+    code = f"{hide}\nfrom rlx.cli.main import main; sys.exit(main(['zoo', 'list']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"rlx: the package {package!r} is missing; in your clone of RLX run: pip install '.[cli]'\n"
+    )
 
 
 def test_python_m_rlx() -> None:

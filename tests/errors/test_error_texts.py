@@ -220,6 +220,7 @@ FILES: dict[str, Case] = {
     "an empty file": lambda: in_file(lambda data: b""),
     "another version": lambda: in_file(lambda data: data[:8] + b"\x63" + data[9:]),
     "a truncated file": lambda: in_file(lambda data: data[:-1]),
+    "a file of a few bytes": lambda: in_file(lambda data: data[:20]),
     "a damaged file": lambda: in_file(lambda data: data[:100] + b"\0" + data[101:]),
 }
 

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.api.jit import JitWarning
 from rlx.errors import ShapeError, is_users, source_location
+from rlx.runtime.store.artifact import ArtifactWarning
 
 HERE = Path(__file__).name
 
@@ -93,3 +95,44 @@ def test_what_is_the_users() -> None:
     assert is_users("<stdin>") and is_users("<ipython-input-3-abc>") and is_users("model.py")
     assert is_users(f"{installed}/their_package/model.py") and is_users(__file__)
     assert is_users(f"{installed}/numpy_helpers/model.py")
+
+
+# -- warnings
+
+
+def test_a_warning_names_the_line_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`contextlib.py:81` was named for a file that somebody else has signed."""
+    g = rlx.Graph("net")
+    g.output("y", rlx.ops.exp(g.input("x", (2, 3), "f32")))
+    rlx.compile(g).save(tmp_path / "net.rlx")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another user"))
+    expected = lines_later(2)
+    with pytest.warns(ArtifactWarning, match="not signed by this user") as told:
+        rlx.load(tmp_path / "net.rlx", cache=False)
+    assert f"{Path(told[0].filename).name}:{told[0].lineno}" == expected
+
+
+def test_a_warning_of_jit_names_the_line_of_the_call() -> None:
+    f = rlx.jit(lambda x: x * float(x.shape[0]))
+    with pytest.warns(JitWarning) as told:
+        for n in range(2, 20):
+            f(np.ones(n, np.float32))
+    # The collector, which runs in between, may warn of what other tests left open.
+    assert [Path(w.filename).name for w in told if w.category is JitWarning] == [HERE]
+
+
+def test_a_warning_in_a_thread_without_code_of_the_user() -> None:
+    """A line of RLX is named, as there is no better one; never `threading.py:1045`."""
+    with pytest.warns(DeprecationWarning) as told, ThreadPoolExecutor(1) as pool:
+        pool.submit(getattr, rlx.errors, "TypeError_").result()
+    assert told[0].filename == rlx.errors.__file__
+
+
+def test_all_warnings_of_rlx_go_this_way() -> None:
+    package = Path(rlx.__file__).parent
+    found = [
+        str(path.relative_to(package))
+        for path in sorted(package.rglob("*.py"))
+        if "warnings.warn(" in path.read_text(encoding="utf-8")
+    ]
+    assert not found, "call rlx.errors.warn, which finds the user's line"

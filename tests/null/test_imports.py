@@ -39,6 +39,8 @@ HEAVY = (
     "click",
     "rich",
     "tokenizers",
+    "starlette",
+    "uvicorn",
 )
 
 

@@ -65,9 +65,38 @@ def names_imported_from_ops(tree: ast.AST) -> set[str]:
     return names
 
 
+class _Unaliased(ast.NodeTransformer):
+    """Puts `node.op.name` where a function reads a variable that it is stored in."""
+
+    def __init__(self) -> None:
+        self.aliases: dict[str, ast.expr] = {}
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        outer, self.aliases = self.aliases, dict(self.aliases)
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Assign):
+                for target in inner.targets:
+                    self._take(target, inner.value)
+        made = self.generic_visit(node)
+        self.aliases = outer
+        return made
+
+    def _take(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for one, its in zip(target.elts, value.elts, strict=False):
+                self._take(one, its)
+        elif isinstance(target, ast.Name):
+            found = value.elt if isinstance(value, ast.ListComp) else value
+            if is_op_name(found):
+                self.aliases[target.id] = found
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return self.aliases.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
+
+
 def switches(source: str) -> Iterator[tuple[int, str]]:
     """Places of a file that choose by the name, or the identity, of an op."""
-    tree = ast.parse(source)
+    tree = _Unaliased().visit(ast.parse(source))
     declared = names_imported_from_ops(tree)
     for node in ast.walk(tree):
         found = False
@@ -126,6 +155,9 @@ def test_no_file_outside_ops_switches_on_an_ops_name() -> None:
         "x = node.op.name not in FUSIBLE",
         'x = node.op.name in frozenset({"add"})',
         'x = op_name == "add"',
+        'def f(node):\n    name, attrs = node.op.name, node.attrs\n    return name == "add"',
+        "def f(node):\n    name = node.op.name\n    return RULES[name]",
+        'def f(nodes):\n    names = [n.op.name for n in nodes]\n    return names != ["add", "cast"]',
         'match node.op.name:\n    case "add": pass',
         'x = op.name.startswith("reduce_")',
         "emit = EMITTERS[node.op.name]",

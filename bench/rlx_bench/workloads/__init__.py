@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rlx.errors import ConfigError
-from rlx_bench.workloads import convolutions, models, products, rows, trained, training
+from rlx_bench.workloads import convolutions, further, models, products, rows, trained, training
 from rlx_bench.workloads.base import Workload
 
 MAKERS: dict[str, Callable[..., Workload]] = {
@@ -27,9 +27,13 @@ MAKERS: dict[str, Callable[..., Workload]] = {
     "gpt2-decode": models.gpt2_decode,
     "lstm": models.lstm,
     "whisper": models.whisper,
+    "run-mlp": models.mlp_by_run,
+    "run-minilm": models.minilm_by_run,
+    "run-softmax": rows.softmax_by_run,
     "train-mlp": training.mlp,
     "train-transformer": training.transformer_block,
     **trained.MAKERS,
+    **further.MAKERS,
 }
 
 
@@ -60,7 +64,9 @@ SUITES: dict[str, tuple[str, ...]] = {
         "nbits:8,1,4096,4096",
         "nbits:4,1,4096,4096",
     ),
+    "run": ("run-mlp:", "run-minilm:1,16", "run-softmax:4096,4096"),
     "zoo": tuple(f"{name}:" for name in trained.MAKERS),
+    "networks": tuple(f"{name}:" for name in further.MAKERS),
     "training": ("train-mlp:128", "train-transformer:8,128,256,4"),
 }
 SUITES["all"] = tuple(
@@ -74,6 +80,23 @@ def check_name(spec: str) -> None:
     if name not in MAKERS:
         suites = ", ".join(SUITES)
         raise ConfigError(f"unknown workload {name!r}; workloads: {', '.join(MAKERS)}; suites: {suites}")
+
+
+def models_named(names: Sequence[str], small: bool = False) -> dict[str, str]:
+    """Trained models of the zoo and networks as workloads, by name; "zoo" and "networks" are all of a kind.
+
+    >>> models_named(["magika", "vit-b16"], small=True)
+    {'magika': 'zoo-magika:', 'vit-b16': 'net-vit-b16:1'}
+    """
+    zoo = {name.removeprefix("zoo-"): f"{name}:" for name in trained.MAKERS}
+    networks = {name: f"net-{name}:{'1' if small else ''}" for name in further.NETWORKS}
+    kinds, single = {"zoo": zoo, "networks": networks}, zoo | networks
+    found: dict[str, str] = {}
+    for name in names:
+        if name not in kinds and name not in single:
+            raise ConfigError(f"unknown model {name!r}; use one of {', '.join((*kinds, *single))}")
+        found |= kinds.get(name) or {name: single[name]}
+    return found
 
 
 def make(spec: str) -> Workload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,17 +22,17 @@ class Workload:
     """One row of the table.
 
     `onnx` makes the model that RLX, ONNX Runtime and OpenVINO run, and that torch and jax run node by node
-    (jax compiled) unless the workload has code of its own for them. `peers` are the engines to beat.
+    (jax compiled) unless the workload has code of its own for them. `path` is the file of the model, where
+    there is one. `peers` are the engines to beat.
     """
 
     name: str
     feed: Arrays
     peers: tuple[str, ...]
     onnx: Callable[[], Any] | None = None
-    rlx: Callable[[int], Run] | None = None
-    """Code of its own for RLX, given the number of threads (default: the ONNX model, or `graph`, bound)."""
+    path: Path | None = None
     graph: Callable[[], Any] | None = None
-    """An RLX graph in the model's place, where RLX has a builder of its own."""
+    """An RLX graph, where there is no ONNX model for all engines (training), or peers get a better one."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of rlx.compile."""
     numpy: Callable[[Arrays], list[Run]] | None = None
@@ -50,6 +51,29 @@ class Workload:
     tolerance: float = 1e-4
     """Largest difference between engines, relative to the largest value."""
     dtype: str = "f32"
+    by_run: bool = False
+    """Whether engines are called as in their first example (`prog.run`), instead of with bound buffers."""
+    in_mean: bool = True
+    """Whether the row counts in the geometric mean. Log-mel rows do not: a ratio of 100 says nothing of other
+    rows."""
+
+    def source(self) -> Any:
+        """The model as ONNX Runtime and OpenVINO take it: the path of its file, or its bytes."""
+        assert self.onnx is not None
+        return str(self.path) if self.path is not None else self.onnx().SerializeToString()
+
+    def as_graph(self) -> Any:
+        """The model as RLX and the NumPy reference take it."""
+        from rlx.frontend.onnx import from_onnx
+
+        if self.graph is not None:
+            return self.graph()
+        assert self.onnx is not None
+        return from_onnx(self.path if self.path is not None else self.onnx())
+
+    @property
+    def feeds(self) -> list[Arrays]:
+        return self.sweep or [self.feed]
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -9,6 +9,7 @@ import numpy as np
 from rlx.zoo.onnx_writer import OnnxWriter
 from rlx_bench.workloads.base import Arrays, Run, Workload, normal, rng
 
+PEERS = ("onnxruntime", "openvino")
 SHORT_FLOPS = 2.4e6
 """About 20 us of one core: shorter products are repeated inside the model, so that calls do not count."""
 
@@ -104,7 +105,7 @@ def int8(m: int, k: int, n: int) -> Workload:
         writer.op("Mul", real, writer.weight("scale", scale), outputs=["y"])
         return writer.model("int8", {"x": (np.uint8, (m, k))}, {"y": (np.float32, (m, n))})
 
-    return Workload(f"int8 gemm {m}x{k}x{n}", feed, ("onnxruntime",), onnx, flops=2.0 * m * k * n, dtype="i8")
+    return Workload(f"int8 gemm {m}x{k}x{n}", feed, PEERS, onnx, flops=2.0 * m * k * n, dtype="i8")
 
 
 def nbits(bits: int, m: int, k: int, n: int) -> Workload:
@@ -139,7 +140,7 @@ def nbits(bits: int, m: int, k: int, n: int) -> Workload:
     return Workload(
         f"int{bits} weights {m}x{k}x{n}",
         feed,
-        ("onnxruntime",),
+        PEERS,
         onnx,
         flops=2.0 * m * k * n * copies,
         writes=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from rlx.zoo.onnx_writer import OnnxWriter
 from rlx_bench.workloads.base import Arrays, Run, Workload, normal, rng
 
-PEERS = ("numpy", "torch", "jax")
+PEERS = ("numpy", "torch", "jax", "onnxruntime", "openvino")
 
 
 def _model(writer: OnnxWriter, rows: int, columns: int) -> Any:
@@ -110,6 +111,12 @@ def softmax(rows: int, columns: int) -> Workload:
     )
 
 
+def softmax_by_run(rows: int, columns: int) -> Workload:
+    """The same through `run`, whose results are new arrays."""
+    w = softmax(rows, columns)
+    return replace(w, name=f"{w.name} by run", by_run=True, peers=("onnxruntime", "openvino"))
+
+
 def layernorm(rows: int, columns: int) -> Workload:
     """Over the last axis, with scale and shift."""
 
@@ -155,15 +162,6 @@ def attention(heads: int, length: int, depth: int, causal: int = 0) -> Workload:
         value = (np.float32, shape)
         return w.model("attention", dict.fromkeys("qkv", value), {"y": value})
 
-    def graph() -> Any:
-        from rlx import ops
-        from rlx.ir.graph import Graph
-
-        g = Graph("attention")
-        q, k, v = (g.input(name, shape, "f32") for name in "qkv")
-        g.output("y", ops.attention(q, k, v, causal=bool(causal)))
-        return g
-
     def torch_ways(t: dict[str, Any]) -> list[Run]:
         import torch
 
@@ -175,7 +173,6 @@ def attention(heads: int, length: int, depth: int, causal: int = 0) -> Workload:
         feed,
         ("torch", "onnxruntime", "openvino"),
         onnx,
-        graph=graph,
         torch=torch_ways,
         flops=4.0 * heads * length * length * depth / (2 if causal else 1),
     )

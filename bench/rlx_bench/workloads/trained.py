@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx_bench.workloads.base import Arrays, Run, Workload
+from rlx_bench.workloads.base import Workload
 from rlx_bench.workloads.models import minilm_on
 
 SENTENCE = (
@@ -16,6 +16,7 @@ SENTENCE = (
     "native program that says what it does, why it does it so, and how long every part of it took."
 )
 
+PEERS = ("onnxruntime", "openvino")
 TOLERANCE = {"whisper80": 2e-3}
 """Where ONNX Runtime is the rougher one: its STFT sums term by term in f32. The conv twin agrees to 1e-5."""
 
@@ -29,9 +30,7 @@ def sentence() -> Workload:
     tokenizer = Tokenizer.from_file(str(zoo.fetch("minilm").parent / "tokenizer.json"))
     tokenizer.no_padding()
     ids = np.array([tokenizer.encode(SENTENCE).ids], np.int64)
-    return minilm_on(
-        "minilm", {"input_ids": ids, "attention_mask": np.ones_like(ids)}, peers=("onnxruntime",)
-    )
+    return minilm_on("minilm", {"input_ids": ids, "attention_mask": np.ones_like(ids)}, peers=PEERS)
 
 
 def trained(id: str) -> Workload:
@@ -39,31 +38,22 @@ def trained(id: str) -> Workload:
     from rlx import zoo
     from rlx.zoo.samples import feeds
 
-    path, feed = zoo.fetch(id), feeds(id)[0]
+    path = zoo.fetch(id)
 
     def model() -> Any:
         import onnx
 
         return onnx.load(str(path))
 
-    def bound(threads: int) -> Run:
-        from rlx.api.compile import compile
-        from rlx.frontend.onnx import from_onnx
-
-        program = compile(from_onnx(path), threads=threads)
-        read: Arrays = {
-            name: feed[name] for name in program.input_names
-        }  # one model reads not all its inputs
-        outputs = program.run(read)
-        call = program.bind(read, outputs)
-
-        def run() -> list[np.ndarray]:
-            call()
-            return list(outputs.values())
-
-        return run
-
-    return Workload(id, feed, ("onnxruntime",), model, rlx=bound, tolerance=TOLERANCE.get(id, 1e-4))
+    return Workload(
+        id,
+        feeds(id)[0],
+        PEERS,
+        model,
+        path=path,
+        tolerance=TOLERANCE.get(id, 1e-4),
+        in_mean=not id.startswith("whisper80"),
+    )
 
 
 IDS = (

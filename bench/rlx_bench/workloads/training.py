@@ -14,42 +14,28 @@ PEERS = ("torch", "jax")
 RATE = 0.01
 
 
-def _bound(step: Any, arrays: dict[str, np.ndarray]) -> Run:
-    """A jitted function on fixed arrays, results in reused memory."""
-    step(*arrays.values())
-    program = step.program(*arrays.values())
-    feed = {f"arg{i}": a for i, a in enumerate(arrays.values())}
-    outputs = program.run(feed)
-    bound = program.bind(feed, outputs)
-
-    def run() -> list[np.ndarray]:
-        bound()
-        return list(outputs.values())
-
-    return run
-
-
 def _workload(
     name: str, feed: dict[str, np.ndarray], weights: tuple[str, ...], loss: Any, flops: float
 ) -> Workload:
     """`loss(xp, **tensors)` is written in a small common language, see `languages`."""
 
-    def rlx_code(threads: int) -> Run:
-        from rlx.api.functions import jit, value_and_grad
+    def graph() -> Any:
+        from rlx.api.functions import value_and_grad
+        from rlx.ir.graph import Graph
 
-        language = rlx_language()
-
-        def step(*tensors: Any) -> Any:
-            named = dict(zip(feed, tensors, strict=True))
+        language, g = rlx_language(), Graph("step")
+        with g.building():
+            named = {k: g.input(k, v.shape, v.dtype) for k, v in feed.items()}
             fixed = {k: v for k, v in named.items() if k not in weights}
             value = value_and_grad(
                 lambda *w: loss(language, **fixed, **dict(zip(weights, w, strict=True))),
                 argnums=tuple(range(len(weights))),
             )
             total, gradients = value(*(named[w] for w in weights))
-            return (total, *(named[w] - RATE * g for w, g in zip(weights, gradients, strict=True)))
-
-        return _bound(jit(step, threads=threads), feed)
+            g.output("loss", total)
+            for w, gradient in zip(weights, gradients, strict=True):
+                g.output(f"{w}_next", named[w] - RATE * gradient)
+        return g
 
     def torch_ways(tensors: dict[str, Any]) -> list[Run]:
         import torch
@@ -92,7 +78,7 @@ def _workload(
         return [run]
 
     return Workload(
-        name, feed, PEERS, rlx=rlx_code, torch=torch_ways, jax=jax_ways, flops=flops, tolerance=1e-3
+        name, feed, PEERS, graph=graph, torch=torch_ways, jax=jax_ways, flops=flops, tolerance=1e-3
     )
 
 

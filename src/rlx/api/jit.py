@@ -11,7 +11,6 @@ import inspect
 import itertools
 import re
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import field, replace
@@ -22,7 +21,7 @@ import numpy as np
 from rlx import progress
 from rlx.api.compile import compile
 from rlx.api.options import Options
-from rlx.errors import BudgetError, ConfigError, InputError, RlxError, TransformError
+from rlx.errors import BudgetError, ConfigError, InputError, RlxError, TransformError, warn
 from rlx.frontend.arguments import as_arrays, check_call, parameters_of, place_of
 from rlx.frontend.trace import LEAST, Place, Trace, fits, sizes_of, trace_sizes
 from rlx.ir.dim import Constraint, symbols
@@ -302,7 +301,7 @@ class Jit:
             kept = tuple(v for v in kept if v is not oldest)
             if not signature.warned:
                 signature.warned = True
-                warnings.warn(self._too_many(signature, variant), JitWarning, stacklevel=5)
+                warn(self._too_many(signature, variant), JitWarning)
         signature.variants = kept
 
     def _too_many(self, signature: _Signature, variant: _Variant) -> str:

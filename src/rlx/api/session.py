@@ -6,7 +6,6 @@ import functools
 import os
 import re
 import tempfile
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
@@ -14,11 +13,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Unpack
 
+import numpy as np
+
 from rlx import config, progress
 from rlx.api.options import FIELDS, KEPT, CompileOptions, LoadOptions, Options, Role, role, shows_options
 from rlx.collector import collector_paused
 from rlx.crash_report import reports_crashes
-from rlx.errors import ConfigError, FormatError, ModelImportError, UnsupportedError
+from rlx.errors import ConfigError, FormatError, ModelImportError, UnsupportedError, warn
 from rlx.files import file_boundary, identity, open_plain, read_plain
 from rlx.ir.text.container import GRAPH, PLAN, PROGRAM
 from rlx.model_kinds import ONNX_BYTES, START, about_folder, instead_of, is_onnx_object, what_else
@@ -200,7 +201,9 @@ def read_graph(
     path = Path(name)
     kind = _kind(path)
     if kind == "program":
-        return Artifact(path).source(custom)
+        graph = Artifact(path).source(custom)
+        graph.param_values = {name: np.asarray(value) for name, value in graph.param_values.items()}
+        return graph
     if kind == "onnx":
         return _onnx_graph(path, shapes)
     from rlx.ir.text import files  # start time: a program from a file needs no graph
@@ -230,10 +233,10 @@ def _zoo() -> ModuleType:
     return zoo
 
 
-def _encoder_graph(path: Path) -> Graph:
+def _encoder_graph(path: Path, lazy: bool = False) -> Graph:
     from rlx.zoo.minilm import load_graph  # start time: it has all ops
 
-    return load_graph(path.parent)
+    return load_graph(path.parent, lazy)
 
 
 def _kind(path: Path) -> str:
@@ -302,7 +305,7 @@ def _from_zoo(
     if path.suffix != ".safetensors":
         return _loaded(str(path), shapes, states, False, (), options)
 
-    return _stored(known(path), shapes, states, options, lambda: (_encoder_graph(path), ()))
+    return _stored(known(path), shapes, states, options, lambda: (_encoder_graph(path, lazy=True), ()))
 
 
 def _from_onnx(
@@ -312,11 +315,11 @@ def _from_onnx(
     options: dict[str, AttrValue],
 ) -> CompiledProgram:
     def import_() -> Imported:
-        from rlx.frontend.onnx.load import external_files, load_model  # start time
+        from rlx.frontend.onnx import from_file, open_file  # start time
 
-        model = load_model(path)  # once: it may be large
-        others = [known(file) for file in external_files(model[0], path.parent)]
-        return _onnx_graph(model, shapes), others
+        model, files = open_file(path)  # once: it may be large
+        others = [known(file) for file in files]  # before they are read
+        return from_file(model, shapes), others
 
     return _stored(known(path), shapes, states, options, import_)
 
@@ -410,7 +413,7 @@ def _note_that_it_was_compiled(
         told = f"{name} is not signed by this user: its code was not run, its graph was compiled again"
         if pickled is None:
             told += " (rlx trust FILE accepts it)"
-        warnings.warn(told, ArtifactWarning, stacklevel=5)
+        warn(told, ArtifactWarning)
     program.notes.append(told)
 
 

@@ -13,6 +13,7 @@ from rlx.cli.group import Group
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Run a model; show its outputs and how long it takes."),
     "chat": ("chat", "Ask a language model, or talk to it."),
+    "serve": ("serve", "Serve a language model over HTTP, as OpenAI's clients expect it."),
     "compile": ("compile", "Compile a model to a .rlx file that loads quickly."),
     "export": ("export", "Write a model for C or WebAssembly, to run without Python."),
     "explain": ("explain", "Show kernels with their costs, fusion decisions and memory."),
@@ -21,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("bench", "Compare the speed of RLX with other engines."),
     "zoo": ("zoo", "List and fetch trained models."),
     "devices": ("devices", "List devices and CPU targets, and what is missing for the others."),
+    "doctor": ("doctor", "Check this installation, and say what to install."),
     "cache": ("cache", "Show or delete cached code and programs."),
     "trust": ("trust", "Accept the native code in a .rlx file from somebody else."),
     "launch": ("launch", "Run a script on several ranks (processes)."),

@@ -9,6 +9,7 @@ import click
 from rlx.cli.output import human_bytes, json_option, print_json, print_line, print_sentence, print_table
 from rlx.driver import known_devices, open_device
 from rlx.files import Json
+from rlx.system import SYSTEM
 from rlx.target.cpu import host, host_text, missing_here, runs_here, targets
 
 
@@ -44,9 +45,15 @@ def devices(as_json: bool) -> None:
         (
             str(target["name"]),
             "host" if target["host"] else "yes" if target["runs_here"] else "no",
-            "" if target["runs_here"] else f"lacks {', '.join(target['missing']) or 'the instruction set'}",
+            "" if target["runs_here"] else _why_not(target["missing"]),
         )
         for target in named
     ]
     print_table(("target", "runs here", "about"), rows)
     print_sentence(f"host: {host_text()}")
+
+
+def _why_not(missing: list[str]) -> str:
+    if not SYSTEM.runs_native_code:
+        return "native code runs on Linux only"
+    return f"lacks {', '.join(missing) or 'the instruction set'}"

@@ -10,10 +10,15 @@ from typing import Any
 
 import click
 
-from rlx.cli.model import MODEL_HELP, compile_options, open_model
+from rlx.cli.model import MODEL_HELP, compile_options, open_language_model, open_model
 from rlx.cli.output import human_bytes, human_time, json_option, print_json, print_line, print_note, progress
+from rlx.cli.pages import page_for
 from rlx.export.names import identifier
+from rlx.llm.chat_page import chat_page
+from rlx.llm.source import is_language_model
 
+# Sizes of a decoder, unless --bind says otherwise: tokens that are computed together, and logits of them.
+_DECODER = {"new": (1, 128), "wanted": (0, 1)}
 _FOLDER = click.Path(file_okay=False)
 
 
@@ -29,6 +34,15 @@ _FOLDER = click.Path(file_okay=False)
     "up to the assumed one, at least to 128.",
 )
 @click.option("--name", help="What all names begin with: an identifier of C. [from the name of the model]")
+@click.option(
+    "--page", is_flag=True, help="Write a web page that runs the WebAssembly module, and a server for it."
+)
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Tokens of a conversation, of a language model [4096].",
+)
 @click.option("--embed", is_flag=True, help="Make the weights a part of the C library, not a file.")
 @compile_options
 @json_option
@@ -38,6 +52,8 @@ def export(
     wasm_folder: str | None,
     bind: tuple[str, ...],
     name: str | None,
+    page: bool,
+    context: int | None,
     embed: bool,
     as_json: bool,
     target: str | None = None,
@@ -46,29 +62,44 @@ def export(
     """Write MODEL as a C library or a WebAssembly module that runs without Python.
 
     A C library is a header, a static archive and the weights, with an example and a CMake file. A WebAssembly
-    module comes with an ES module that loads and runs it. docs/export.md shows how to use them.
+    module comes with an ES module that loads and runs it, and with a web page if you like. docs/export.md
+    shows how to use them. MODEL may also be a language model in a GGUF file.
     """
     folder = c_folder or wasm_folder
     if folder is None or (c_folder and wasm_folder):
         raise click.UsageError("give --c DIR or --wasm DIR, one of them")
+    if page and c_folder:
+        raise click.UsageError("--page goes with --wasm DIR: it shows the module in a browser")
     kind = "c" if c_folder else "wasm"
-    ranges = ranges_of(bind)
+    ranges = given = ranges_of(bind)
     start = time.perf_counter()
-    program = open_model(model, **options)
     called = name or identifier(Path(model.removeprefix("zoo:")).stem)
+    if is_language_model(model):
+        language = open_language_model(model, context, **options)
+        program, shown = language.program, page and chat_page(language, called)
+        ranges = {**_DECODER, **ranges}
+    elif context is not None:
+        raise click.UsageError(f"--context is for language models, which {model} is not")
+    else:
+        program, shown = open_model(model, **options), False
+        if page:
+            shown, fitting = page_for(model, program, print_note)
+            ranges = {**fitting, **ranges}
     with progress(f"exporting {model}"):
-        made = program.export(folder, kind, bind=ranges, name=called, target=target, embed=embed)
+        made = program.export(folder, kind, bind=ranges, name=called, target=target, embed=embed, page=shown)
     seconds = time.perf_counter() - start
     if as_json:
         print_json({**asdict(made), "seconds": seconds})
         return
     for symbol, (low, high) in made.ranges.items():
-        if symbol not in ranges:
+        if symbol not in given:
             print_note(f"{symbol} ranges from {low} to {high}; --bind {symbol}=LOW..HIGH changes it")
     for file, size in made.files.items():
         print_line(f"{Path(made.folder) / file}: {human_bytes(size)}")
     room = f"{human_bytes(made.weights)} of weights and {human_bytes(made.memory)} of memory for one thread"
     print_line(f"{made.name} for {made.target}: {room}, in {human_time(seconds)}")
+    if page:
+        print_note(f"to see the page: python {Path(made.folder) / 'serve.py'}")
 
 
 def ranges_of(texts: Iterable[str]) -> dict[str, tuple[int, int]]:

@@ -23,7 +23,7 @@ class Group(click.Group):
 
     def _instead(self, ctx: click.Context, name: str) -> str:
         known = self.list_commands(ctx)
-        near = get_close_matches(name, known, n=3, cutoff=0.5)
+        near = get_close_matches(name, known, n=3)
         if near:
             return f"did you mean {' or '.join(near)}?"
         if "run" in known and (

@@ -25,6 +25,8 @@ _EXTRA_OF = {
     "onnx": "onnx",
     "scipy": "bench",
     "jinja2": "llm",
+    "starlette": "serve",
+    "uvicorn": "serve",
 }
 
 

@@ -12,6 +12,8 @@ from rlx.api.session import load
 from rlx.cli.inputs import sizes_of
 from rlx.cli.output import progress
 from rlx.files import Json
+from rlx.llm.model import LanguageModel
+from rlx.llm.model import load as load_language_model
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
@@ -47,8 +49,21 @@ def open_model(
     model: str, assume: tuple[str, ...], trust_native: bool = False, **given: Any
 ) -> CompiledProgram:
     """The program of a model; options that were not given are left to `rlx.load`."""
+    with progress(f"loading {model}"):
+        return load(model, trust_native=trust_native, **_chosen(assume, given))
+
+
+def open_language_model(
+    model: str, context: int | None, assume: tuple[str, ...], trust_native: bool = False, **given: object
+) -> LanguageModel:
+    """A language model; options that were not given are left to `rlx.llm.load`."""
+    with progress(f"loading {model}") as say:
+        return load_language_model(model, context=context, notify=say, **_chosen(assume, given))
+
+
+def _chosen(assume: tuple[str, ...], given: Mapping[str, object]) -> Json:
+    """The options that were given."""
     options: Json = {name: value for name, value in given.items() if value is not None}
     if assume:
         options["assume"] = sizes_of(assume, "--assume")
-    with progress(f"loading {model}"):
-        return load(model, trust_native=trust_native, **options)
+    return options

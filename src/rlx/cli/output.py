@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlx.progress import heard
+
 _UNLIMITED = 10_000  # columns
 _GAP = 2  # columns between two columns of a table
 _LAST = 24  # the last column of a table wraps; it is left at least this wide
@@ -122,7 +124,8 @@ def _width(widths: dict[str, int]) -> int:
 
 @contextmanager
 def progress(first_line: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr with a line that the caller may change; silent if stderr is not a terminal.
+    """A spinner on stderr, silent if that is not a terminal. Its line shows the steps that RLX tells of, and
+    what the caller says.
 
     >>> with progress("working") as say:
     ...     say("still working")
@@ -132,7 +135,12 @@ def progress(first_line: str) -> Iterator[Callable[[str], None]]:
         yield lambda line: None
         return
     with err.status(Text(printable(first_line))) as status:
-        yield lambda line: status.update(Text(printable(line)))
+
+        def say(line: str) -> None:
+            status.update(Text(printable(line)))
+
+        with heard(say):
+            yield say
 
 
 def human_bytes(size: int) -> str:

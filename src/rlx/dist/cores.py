@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
+
+from rlx.system import SYSTEM
 
 _bound = False
 
@@ -28,29 +28,19 @@ def share(rank: int, ranks: int, cpus: Sequence[int], core_of: Callable[[int], o
 
 
 def share_here(rank: int, ranks: int) -> list[int]:
-    """The share of a rank of the CPUs that this process may use; empty where the system does not say."""
-    if not hasattr(os, "sched_getaffinity"):
-        return []
-    return share(rank, ranks, sorted(os.sched_getaffinity(0)), _core_of)
-
-
-def _core_of(cpu: int) -> object:
-    """The physical core of a logical CPU, as Linux reports it; otherwise every CPU counts as a core."""
-    try:
-        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
-    except OSError:
-        return cpu
+    """The share of a rank of the CPUs that this process may use."""
+    return share(rank, ranks, SYSTEM.cpus(), SYSTEM.core_of)
 
 
 def bind(rank: int, ranks: int) -> None:
     """Let this process run on its share only, if every rank can have its own CPU."""
     global _bound
     mine = share_here(rank, ranks)
-    if mine and ranks <= len(os.sched_getaffinity(0)):
-        os.sched_setaffinity(0, mine)
+    if mine and ranks <= len(SYSTEM.cpus()):
+        SYSTEM.pin(0, mine)
         _bound = True
 
 
 def roomy(ranks: int) -> bool:
     """Whether every rank can have its own CPU, so that a waiting rank need not yield it."""
-    return _bound or ranks <= len(os.sched_getaffinity(0))
+    return _bound or ranks <= len(SYSTEM.cpus())

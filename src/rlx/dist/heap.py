@@ -24,6 +24,7 @@ import numpy as np
 from rlx.dist.errors import OutOfBounds, TransportError, UnknownRank
 from rlx.dist.transports.remote import TOKEN_BYTES
 from rlx.dist.native.sync import LINE_BYTES
+from rlx.system import SYSTEM
 
 PAGE = 4096
 GROUPS = 64
@@ -35,7 +36,6 @@ ENTRY_BYTES = RECORD_BYTES = 1024
 STAGE_BYTES = 1 << 20
 RING_BYTES = 4 * STAGE_BYTES
 
-_MAP_NORESERVE = 0x4000  # Linux; Python's mmap module names it from 3.13 on
 _MAGIC = b"RLXHEAP1"
 _HEADER = struct.Struct("<8sQQ")
 _ENTRY = struct.Struct("<iiQH")  # state, then what must be there before it
@@ -96,24 +96,19 @@ class SymmetricHeap:
         self._stride = _pages(self.heap_size)
         self._fd = _fd
         if _fd is None:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-            self._map = mmap.mmap(-1, self._layout.total, flags=flags)
+            self._map = SYSTEM.map_pages(self._layout.total, reserve=False)
         else:
             self._map = mmap.mmap(_fd, self._layout.total)
         if self._stride:
-            self._map.madvise(mmap.MADV_HUGEPAGE, self._layout.heaps, self._layout.total - self._layout.heaps)
+            SYSTEM.use_huge_pages(self._map, self._layout.heaps, self._layout.total - self._layout.heaps)
         self.bytes: np.ndarray = np.frombuffer(self._map, np.uint8)
         self.base = int(self.bytes.ctypes.data)
 
     @classmethod
     def shared(cls, num_ranks: int, heap_size: int) -> SymmetricHeap:
         """A heap in anonymous shared memory (a memfd), for ranks that are processes."""
-        if not hasattr(os, "memfd_create"):
-            raise TransportError(
-                "this system has no memfd_create; ranks as processes need Linux, use LocalTransport"
-            )
         layout = _Layout.of(num_ranks, heap_size)
-        fd = os.memfd_create("rlx-heap", os.MFD_CLOEXEC)
+        fd = SYSTEM.shared_memory("rlx-heap")
         try:
             os.ftruncate(fd, layout.total)
             os.pwrite(fd, _HEADER.pack(_MAGIC, num_ranks, heap_size), 0)

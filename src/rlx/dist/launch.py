@@ -34,6 +34,7 @@ from rlx.dist.errors import TransportError
 from rlx.errors import how_to_install
 from rlx.dist.heap import ABSENT, FAILED, SymmetricHeap
 from rlx.dist.transport import DEFAULT_HEAP_BYTES
+from rlx.system import SYSTEM
 
 # After a failure the other ranks may end by themselves for so long, then after SIGTERM, then they are killed.
 GRACE_SECONDS, TERM_SECONDS = 2.0, 1.0
@@ -135,7 +136,7 @@ class _Launcher:
 
     def _start(self, rank: int) -> None:
         read, write = os.pipe()
-        cpus, binds = len(os.sched_getaffinity(0)), self.variables[environment.BIND] == "1"
+        cpus, binds = len(SYSTEM.cpus()), self.variables[environment.BIND] == "1"
         own = len(share_here(rank, self.n)) if binds and self.n <= cpus else cpus // self.n
         quota = cpu_quota()
         cores = str(max(1, own if quota is None else min(own, math.ceil(quota / self.n))))

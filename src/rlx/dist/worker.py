@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import runpy
@@ -16,8 +15,8 @@ import traceback
 from rlx.dist import environment
 from rlx.dist.cores import bind
 from rlx.dist.errors import RanksMissing
+from rlx.system import SYSTEM
 
-_PR_SET_PDEATHSIG = 1
 # How Open MPI and MPICH number the ranks of one host.
 _LOCAL_RANKS = (
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -31,7 +30,7 @@ def _die_with_launcher() -> None:
     launcher = os.environ.get(environment.LAUNCHER_PID)
     if launcher is None:
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    SYSTEM.die_with_parent()
     if os.getppid() != int(launcher):  # it died before we could ask
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from typing import Protocol
@@ -16,6 +15,7 @@ from rlx.driver.copy.thread import ThreadCopy
 from rlx.driver.region import HostMemory
 from rlx.driver.stream import SyncStream
 from rlx.errors import DTypeError
+from rlx.system import SYSTEM
 
 
 class _Pages(Protocol):
@@ -83,7 +83,7 @@ class HostDevice(Device):
     name = "cpu"
 
     def __init__(self) -> None:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+        memory = SYSTEM.physical_memory()
         self.capabilities = Capabilities(
             description=platform.processor() or platform.machine(),
             unified_memory=True,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from rlx.errors import BufferUseError, CopyError
 from rlx.records import dataclass
+from rlx.system import SYSTEM
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -137,7 +138,7 @@ class FileMemory(Memory):
         done = 0
         while done < data.nbytes:
             try:
-                count = os.preadv(self.descriptor, [data[done:].data], offset + done)
+                count = SYSTEM.read_at(self.descriptor, data[done:], offset + done)
             except OSError as error:
                 raise self.fault(error.errno or 0, offset, data.nbytes) from error
             if count == 0:

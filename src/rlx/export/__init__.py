@@ -1,7 +1,8 @@
-"""Compiled programs for places without Python: C libraries and WebAssembly modules."""
+"""Compiled programs for places without Python: C libraries, WebAssembly modules and pages that run them."""
 
 from __future__ import annotations
 
 from rlx.export.export import export
+from rlx.runtime.exported import Exported, Page
 
-__all__ = ["export"]
+__all__ = ["Exported", "Page", "export"]

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlx import progress
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Compiling
 from rlx.errors import CompileError
@@ -17,7 +18,8 @@ from rlx.export.c_files import cmake, example, header
 from rlx.export.code import PUBLIC, CodeWriter
 from rlx.export.names import renamed
 from rlx.export.prepared import Prepared
-from rlx.export.weights import weight_parts
+from rlx.export.weights import weight_parts, write_weights
+from rlx.system import SYSTEM
 from rlx.target.cpu import Target
 
 C_PUBLIC = (*PUBLIC, "rlx_open", "rlx_close")
@@ -42,16 +44,16 @@ def objects_of(program: Prepared, embed: bool = False) -> list[bytes]:
     return objects
 
 
-def write_c(program: Prepared, folder: Path, embed: bool) -> dict[str, int]:
-    """Write all files of an export to C; returns their names and sizes."""
+def write_c(program: Prepared, folder: Path, embed: bool) -> None:
+    """Write all files of an export to C."""
     tables, name, target = program.tables, program.name, program.target
+    progress.info("compiling %s for %s: %d kernels", name, target.name, len(program.kernels))
     members = {f"{name}_{i}.o": data for i, data in enumerate(objects_of(program, embed))}
-    parts = weight_parts(tables, program.version)
     if embed:
+        parts = weight_parts(tables, program.version)
         members[f"{name}_weights.o"] = data_object(f"{name}.weights", [b"".join(parts)], target)
     else:
-        with open(folder / f"{name}.weights", "wb") as file:
-            file.writelines(parts)
+        write_weights(folder / f"{name}.weights", tables, program.version)
     (folder / "objects").mkdir(exist_ok=True)
     for member, data in members.items():
         (folder / "objects" / member).write_bytes(data)
@@ -60,12 +62,11 @@ def write_c(program: Prepared, folder: Path, embed: bool) -> dict[str, int]:
     (folder / "main.c").write_text(example(tables, name), encoding="utf-8")
     (folder / "CMakeLists.txt").write_text(cmake(name), encoding="utf-8")
     link_shared(folder, name, sorted(members), target)
-    return {p.name: p.stat().st_size for p in sorted(folder.iterdir()) if p.is_file()}
 
 
 def link_shared(folder: Path, name: str, members: Sequence[str], target: Target) -> bool:
     """Link a shared library, if this machine has a linker for the target; says whether it did."""
-    if not target.triple.startswith(platform.machine()):
+    if not SYSTEM.runs_native_code or not target.triple.startswith(platform.machine()):
         return False
     linker = next((found for found in map(shutil.which, _LINKERS) if found), None)
     if linker is None:

@@ -14,11 +14,13 @@ from rlx.errors import ConfigError, UnsupportedError
 from rlx.export.bounds import ranges_of
 from rlx.export.c import write_c
 from rlx.export.names import checked_name, identifier
+from rlx.export.page import first_sizes, write_page
 from rlx.export.plans import refuse_unfit, tables_of
 from rlx.export.prepared import Prepared
+from rlx.export.staging import filling
 from rlx.export.wasm import write_wasm
 from rlx.plan.lir import LirModule
-from rlx.runtime.exported import Exported
+from rlx.runtime.exported import Exported, Page
 from rlx.runtime.store.save import lir_for
 from rlx.target.cpu import resolve, targets, web_targets
 
@@ -37,12 +39,15 @@ def export(
     name: str | None = None,
     target: str | None = None,
     embed: bool = False,
+    page: bool | Page = False,
 ) -> Exported:
     """Write a program for C ("c") or WebAssembly ("wasm") to a folder.
 
     `bind` gives the smallest and largest size of symbols; others range up to what is assumed, or 128. `name`
     begins all names of the export. `target` is a named target other than that of the program. With `embed`,
-    weights are part of the library instead of a file.
+    weights are part of the library instead of a file. With `page`, a page that runs the model in a browser is
+    written, too. The folder gets its files when all are written: an export that fails or is interrupted
+    leaves nothing.
 
     >>> import tempfile, rlx
     >>> g = rlx.Graph("twice")
@@ -63,10 +68,19 @@ def export(
         raise ConfigError(f"an export of kind {kind!r} is not for target {target}; choose {fitting}")
     if kind == "wasm" and embed:
         raise ConfigError("weights of WebAssembly are a file, which is streamed; leave out embed")
+    if kind != "wasm" and page:
+        raise ConfigError("a page runs WebAssembly; export with kind 'wasm', or leave out page")
     prepared = prepare(program, bind or {}, name, target)
     there = Path(folder)
-    there.mkdir(parents=True, exist_ok=True)
-    files = write_wasm(prepared, there) if kind == "wasm" else write_c(prepared, there, embed)
+    with filling(there) as staged:
+        if kind == "wasm":
+            write_wasm(prepared, staged)
+            if page:
+                sizes = first_sizes(program.lir, prepared.tables.ranges)
+                write_page(staged, prepared.name, Page() if page is True else page, sizes)
+        else:
+            write_c(prepared, staged, embed)
+        files = {p.name: p.stat().st_size for p in sorted(staged.iterdir()) if p.is_file()}
     return Exported(
         kind,
         prepared.name,

@@ -1,4 +1,5 @@
 export const version = INFO.version;
+export const info = INFO;
 
 const ARRAYS = {
   Float64Array, Float32Array, BigInt64Array, BigUint64Array, Int32Array, Uint32Array,
@@ -19,6 +20,7 @@ export class ModelError extends Error {
 
 export class Model {
   #core; #memory; #context; #sizes; #workers;
+  #bound = INFO.symbols.length === 0;
 
   constructor(core, context, sizes, workers) {
     this.#core = core;
@@ -27,6 +29,14 @@ export class Model {
     this.#sizes = sizes;
     this.#workers = workers;
     this.threads = workers.length + 1;
+  }
+
+  #live() {
+    if (this.#core === null) throw new Error(`${INFO.name} is closed; load it again`);
+  }
+
+  #needSizes() {
+    if (!this.#bound) this.#check(this.#core.run(this.#context));  // which says so
   }
 
   #check(code) {
@@ -57,6 +67,8 @@ export class Model {
   }
 
   bind(sizes) {
+    this.#live();
+    if (typeof sizes !== "object" || sizes === null) throw new TypeError("sizes must be an object of whole numbers by name");
     const words = new BigInt64Array(this.#memory.buffer, this.#sizes, INFO.symbols.length);
     INFO.symbols.forEach(({ name, low, high }, i) => {
       const size = sizes[name];
@@ -67,10 +79,14 @@ export class Model {
       if (!INFO.symbols.some((symbol) => symbol.name === name)) throw new TypeError(`${INFO.name} has no size "${name}"`);
     }
     this.#check(this.#core.bind(this.#context, this.#sizes));
+    this.#bound = true;
   }
 
   run(inputs, sizes) {
+    this.#live();
+    if (typeof inputs !== "object" || inputs === null) throw new TypeError("inputs must be an object of typed arrays by name");
     if (sizes !== undefined) this.bind(sizes);
+    this.#needSizes();
     for (const name of Object.keys(inputs)) {
       if (!INFO.inputs.some((entry) => entry.name === name)) throw new TypeError(`${INFO.name} has no input "${name}"`);
     }
@@ -88,14 +104,17 @@ export class Model {
   }
 
   shape(name) {
+    this.#live();
+    this.#needSizes();
     for (const kind of ["input", "output"]) {
       const i = INFO[`${kind}s`].findIndex((entry) => entry.name === name);
       if (i >= 0) return this.#shape(kind, i, INFO[`${kind}s`][i]);
     }
-    throw new TypeError(`${INFO.name} has no input or output "${name}"`);
+    throw new TypeError(`${INFO.name} has no input or output "${String(name)}"`);
   }
 
   reset() {
+    this.#live();
     this.#core.reset(this.#context);
   }
 

@@ -30,6 +30,7 @@ from rlx.export.tables import (
     holds_always,
 )
 from rlx.ir.dim import Dim
+from rlx.ir.dtype import ParamValue
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.symbols import found_by_data
@@ -43,7 +44,7 @@ from rlx.records import dataclass
 from rlx.runtime.derive import lazy_weights, params_without_value
 
 
-def tables_of(lir: LirModule, kernels: KernelSet, ranges: Ranges, values: Mapping[str, np.ndarray]) -> Tables:
+def tables_of(lir: LirModule, kernels: KernelSet, ranges: Ranges, values: Mapping[str, ParamValue]) -> Tables:
     """The tables of a program whose kernels are built, for sizes in the ranges; `values` are those of its
     params. What needs Python at run time is refused by name."""
     refuse_unfit(lir, kernels)
@@ -121,7 +122,7 @@ class _Export:
     """Collects the tables of one program."""
 
     def __init__(
-        self, lir: LirModule, kernels: KernelSet, ranges: Ranges, values: Mapping[str, np.ndarray]
+        self, lir: LirModule, kernels: KernelSet, ranges: Ranges, values: Mapping[str, ParamValue]
     ) -> None:
         self.lir, self.kernels, self.ranges = lir, kernels, ranges
         self.graph, self.placer = lir.outline, lir.planner

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from rlx import progress
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import compile_linked
 from rlx.config import bytes_text
@@ -14,7 +15,7 @@ from rlx.export.layout import WEIGHT_HEADER
 from rlx.export.prepared import Prepared
 from rlx.export.wasm_link import PAGE, Linked, link
 from rlx.export.web_files import declarations, script
-from rlx.export.weights import weight_parts
+from rlx.export.weights import write_weights
 from rlx.ir.weights import round_up
 
 MOST_BYTES = 1 << 31
@@ -79,16 +80,16 @@ def weight_bytes(program: Prepared) -> int:
     return WEIGHT_HEADER + round_up(program.tables.spaces["weight"], 8)
 
 
-def write_wasm(program: Prepared, folder: Path) -> dict[str, int]:
-    """Write all files of an export to WebAssembly; returns their names and sizes."""
+def write_wasm(program: Prepared, folder: Path) -> None:
+    """Write all files of an export to WebAssembly."""
     name = program.name
+    progress.info("compiling %s.wasm: %d kernels", name, len(program.kernels))
     (folder / f"{name}.wasm").write_bytes(module_of(program).data)
+    progress.info("compiling %s.threads.wasm: %d kernels", name, len(program.kernels))
     threaded = module_of(program, threaded=True)
     (folder / f"{name}.threads.wasm").write_bytes(threaded.data)
-    with open(folder / f"{name}.weights", "wb") as file:
-        file.writelines(weight_parts(program.tables, program.version))
+    write_weights(folder / f"{name}.weights", program.tables, program.version)
     (folder / f"{name}.mjs").write_text(
         script(program, weight_bytes(program), (threaded.pages, MOST_BYTES // PAGE)), encoding="utf-8"
     )
     (folder / f"{name}.d.mts").write_text(declarations(program), encoding="utf-8")
-    return {p.name: p.stat().st_size for p in sorted(folder.iterdir()) if p.is_file()}

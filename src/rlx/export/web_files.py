@@ -10,6 +10,7 @@ from rlx.config import VERSION, bytes_text
 from rlx.export.prepared import Prepared
 from rlx.export.tables import Argument
 from rlx.export.wasm_link import STACK
+from rlx.ir.dim import Dim, Sym
 
 _ARRAYS = {
     "f64": "Float64Array",
@@ -35,6 +36,13 @@ def array_type(entry: Argument) -> str:
     return _ARRAYS.get(entry.dtype.name, "Uint8Array")
 
 
+def _size(d: Dim) -> int | str:
+    """A size as JavaScript sees it: a number, the name of a symbol, or an expression of symbols."""
+    if isinstance(d, int):
+        return d
+    return d.atom.name if isinstance(d.atom, Sym) else str(d)
+
+
 def _entries(entries: Sequence[Argument]) -> list[dict[str, object]]:
     return [
         {
@@ -43,6 +51,7 @@ def _entries(entries: Sequence[Argument]) -> list[dict[str, object]]:
             "array": array_type(e),
             "parts": 2 if e.dtype.is_complex else 1,  # elements of the array for one of the value
             "rank": len(e.shape),
+            "shape": [_size(d) for d in e.shape],
         }
         for e in entries
     ]
@@ -61,6 +70,7 @@ def script(program: Prepared, weight_bytes: int, pages: tuple[int, int]) -> str:
         "symbols": [{"name": s.name, "low": s.low, "high": s.high} for s in tables.symbols],
         "inputs": _entries(tables.inputs),
         "outputs": _entries(tables.outputs),
+        "states": len(tables.states),
     }
     loader = files("rlx.export").joinpath("loader.mjs").read_text(encoding="utf-8")
     first = f"// {program.name}, compiled for {tables.target} by RLX {VERSION}."
@@ -131,6 +141,28 @@ export class Model {{
 
 /** The version of the model; its weights must have the same. */
 export const version: string;
+
+export interface Entry {{
+  name: string;
+  /** The type of its elements, such as f32. */
+  type: string;
+  /** The typed array that holds it, which has `parts` elements for one of the value. */
+  array: string;
+  parts: number;
+  /** Its sizes: numbers, or expressions of symbols. */
+  shape: (number | string)[];
+}}
+
+/** What the model takes and gives. */
+export const info: {{
+  name: string;
+  version: string;
+  symbols: {{ name: string; low: number; high: number }}[];
+  inputs: Entry[];
+  outputs: Entry[];
+  /** How many states it keeps from run to run. */
+  states: number;
+}};
 
 /** Load the model; `url` is the folder with its files, by default that of this module. */
 export function load(url?: string | URL, options?: Options): Promise<Model>;

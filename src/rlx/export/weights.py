@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
+from rlx import progress
+from rlx.config import bytes_text
 from rlx.export.layout import MAGIC, WEIGHT_HEADER
 from rlx.export.tables import Tables
 from rlx.ir.weights import round_up
@@ -26,6 +29,17 @@ def weight_parts(tables: Tables, version: int) -> Iterator[bytes | memoryview]:
         yield data.data
         at = start + data.nbytes
     yield bytes(round_up(size, 8) - at)
+
+
+def write_weights(path: Path, tables: Tables, version: int) -> None:
+    """Write a weights file, and tell how far it is."""
+    total, written, told = tables.spaces["weight"], 0, 0
+    with open(path, "wb") as file:
+        for part in weight_parts(tables, version):
+            written += file.write(part)
+            if total and 10 * written // total > told:
+                told = 10 * written // total
+                progress.info("writing %s: %s of %s", path.name, bytes_text(written), bytes_text(total))
 
 
 def _arrays(tables: Tables) -> Iterator[tuple[int, np.ndarray]]:

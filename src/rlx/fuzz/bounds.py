@@ -94,7 +94,7 @@ class Follower(Interpreter):
         if role is Role.CONSTANT:
             return (Bounded(widened(node.attrs["value"].array)),)
         if role is Role.PARAM:
-            return (Bounded(widened(self.graph.param_values[node.attrs["name"]])),)
+            return (Bounded(widened(np.asarray(self.graph.param_values[node.attrs["name"]]))),)
         if role is Role.RESULT:
             return (self.known[node.operands[0].id][node.attrs["index"]],)
         if role is not Role.COMPUTE or node.op.effects not in ("none", "ordered"):

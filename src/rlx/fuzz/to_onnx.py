@@ -333,7 +333,8 @@ def _write(w: Writer, skip: set[int]) -> None:
         if role is Role.CONSTANT:
             w.names[node.id] = w.constant(node.attrs["value"].array, node.dtype.np)
         elif role is Role.PARAM:
-            w.names[node.id] = w.weight(node.attrs["name"], w.graph.param_values[node.attrs["name"]])
+            name = node.attrs["name"]
+            w.names[node.id] = w.weight(name, np.asarray(w.graph.param_values[name]))
         elif role is Role.RESULT and node.operands[0].op.name in ("cond", "tuple"):
             w.names[node.id] = _result(w, node)
         elif role is Role.COMPUTE and node.op.name in TABLE:

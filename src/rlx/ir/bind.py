@@ -8,7 +8,7 @@ import numpy as np
 
 from rlx.errors import GuardError, InputError
 from rlx.ir.dim import Constraint, Dim, Expr, Sym, evaluate, symbols
-from rlx.ir.dtype import dtype, plain_array, refuse_lossy
+from rlx.ir.dtype import ParamValue, dtype, plain_array, refuse_lossy
 from rlx.ir.types import TensorType
 
 
@@ -112,7 +112,7 @@ def as_given(declared: TensorType, value: object) -> np.ndarray:
     return plain_array(value, "an input")
 
 
-def check_array(declared: TensorType, array: np.ndarray, binding: dict[str, int], what: str) -> None:
+def check_array(declared: TensorType, array: ParamValue, binding: dict[str, int], what: str) -> None:
     """An array must have the declared dtype and shape."""
     refuse_lossy(array, what)
     if array.dtype.kind in "OSUMm":

@@ -198,7 +198,28 @@ class Constraint:
         return sorted({*symbols(self.lhs), *symbols(self.rhs)})
 
     def describe(self) -> str:
+        """What it says, for people."""
+        stretched = _stretched(self.lhs) if self.kind == "eq" and self.rhs == 0 else None
+        if stretched is not None:
+            return "{} is 1 or {}".format(*stretched)
         return f"{self.lhs} {_CONSTRAINT_WORDS[self.kind]} {self.rhs}"
+
+
+def _stretched(d: Dim) -> tuple[Dim, Dim] | None:
+    """(w, h) if the size is (w - 1) * (h - w), which is 0 where w stretches to h.
+
+    >>> w = sym("w")
+    >>> _stretched((w - 1) * (3 - w)), _stretched(w * w - 4)
+    ((w, 3), None)
+    """
+    for monomial, coefficient in d.terms if isinstance(d, Expr) else ():
+        if coefficient == -1 and len(monomial) == 1 and monomial[0][1] == 2:
+            w = of_atom(monomial[0][0])
+            for name in symbols(w):
+                h = -1 * substitute(d, {name: 0})
+                if (w - 1) * (h - w) == d:
+                    return w, h
+    return None
 
 
 _CONSTRAINT_WORDS = {

@@ -7,6 +7,7 @@ In NumPy arrays every element takes at least one byte; `pack` gives the dense by
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import ml_dtypes
@@ -400,3 +401,47 @@ def unpack(data: bytes | bytearray | memoryview | NDArray[np.uint8], to: object,
     if target.is_float:
         return codes.view(target.np)
     return codes.astype(target.np)  # wraps, so the top bit becomes the sign
+
+
+class LazyArray:
+    """Dtype and shape of an array that is made whenever NumPy needs it, and held by nobody.
+
+    `fill`, if given, writes the bytes of the array to a place instead of making it.
+
+    >>> lazy = LazyArray(dtype("f32"), (2,), lambda: np.ones(2, np.float32))
+    >>> lazy.nbytes, np.asarray(lazy)
+    (8, array([1., 1.], dtype=float32))
+    """
+
+    def __init__(
+        self,
+        of: DType,
+        shape: tuple[int, ...],
+        make: Callable[[], Array],
+        fill: Callable[[Array], None] | None = None,
+    ) -> None:
+        self.dtype, self.shape, self._make, self._fill = of.np, shape, make, fill
+        self.nbytes = math.prod(shape) * of.np.itemsize
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
+        return np.asarray(self._make(), dtype)
+
+    def __repr__(self) -> str:
+        return f"<lazy array {self.dtype}{list(self.shape)}>"
+
+    def write_to(self, place: Array) -> None:
+        """Write the array to `nbytes` bytes that are zero.
+
+            >>> place = np.zeros(8, np.uint8)
+        >>> LazyArray(dtype("i32"), (2,), lambda: np.array([1, 2], np.int32)).write_to(place)
+        >>> place.view(np.int32)
+        array([1, 2], dtype=int32)
+        """
+        if self._fill is not None:
+            self._fill(place)
+        else:
+            place[:] = np.ascontiguousarray(self._make()).reshape(-1).view(np.uint8)
+
+
+ParamValue = Array | LazyArray
+"""The value of a param."""

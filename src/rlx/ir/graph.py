@@ -15,7 +15,7 @@ from rlx.errors import InputError, RlxError, ShapeError, TypeMismatchError, Veri
 from rlx.ir.assume import ConstraintLog, inferring
 from rlx.ir.attr import Blob, dims
 from rlx.ir.dim import Constraint, Dim, Expr, sym, symbols
-from rlx.ir.dtype import constant_array, convert, dtype, plain_array
+from rlx.ir.dtype import LazyArray, ParamValue, constant_array, convert, dtype, plain_array
 from rlx.ir.dtype import dtype as as_dtype
 from rlx.ir.later import later
 from rlx.ir.node import Node
@@ -83,7 +83,7 @@ class Graph:
         self.nodes: list[Node] = []
         self.inputs: list[Node] = []
         self.params: dict[str, Node] = {}
-        self.param_values: dict[str, np.ndarray] = {}
+        self.param_values: dict[str, ParamValue] = {}
         self.states: list[State] = []
         self.state_inputs: dict[str, Node] = {}
         self.state_values: dict[str, np.ndarray] = {}
@@ -159,7 +159,7 @@ class Graph:
         return dim
 
     def param(
-        self, name: str, shape: Sequence[DimLike], dtype: DTypeLike = "f32", value: np.ndarray | None = None
+        self, name: str, shape: Sequence[DimLike], dtype: DTypeLike = "f32", value: ParamValue | None = None
     ) -> Node:
         """A named parameter; its value may be set now or by `set_param` of the compiled program."""
         node = self.add(get_op("param"), (), {"name": name, "type": _type(name, shape, dtype)})
@@ -167,13 +167,14 @@ class Graph:
             self.set_param(name, value)
         return node
 
-    def set_param(self, name: str, value: np.ndarray) -> None:
+    def set_param(self, name: str, value: ParamValue) -> None:
         """Give a parameter its value."""
         if name not in self.params:
             known = ", ".join(self.params) or "none"
             raise InputError(f"graph {self.name!r} has no param {name!r}; it has: {known}")
         want = self.params[name].tensor
-        value = plain_array(value, f"param {name!r}")
+        if not isinstance(value, LazyArray):
+            value = plain_array(value, f"param {name!r}")
         if not want.is_static or value.shape != want.shape or dtype(value.dtype) is not want.dtype:
             got = TensorType(dtype(value.dtype), value.shape)
             raise InputError(f"param {name!r} is {want}, got {got}; give an array of that dtype and shape")

@@ -15,6 +15,8 @@ Calling conventions (`T` a TensorType, `N` a Node, attributes always as keywords
     batch(flags, *N, **attrs) -> N | tuple          operands with flags[i] and the result have a batch axis 0
     lower(*T, **attrs) -> Form                      MIR only: the form a backend implements
     cost(*T, **attrs) -> Dim                        scalar operations
+    store_in(place, ndarray, **attrs)               optional: `ref` of operand 0 in place: in an array that
+                                                    holds operand 1, or zeros where there is none
     check_stored(ndarray, **attrs) -> str | None    optional: what is wrong with a result that comes from a
                                                     file and that kernels compute addresses from
     view(layout, *T, **attrs) -> Layout | None      ops that can be a view: the result's layout in operand 0
@@ -123,16 +125,22 @@ class Op:
     not_differentiable: ClassVar[str | None] = None  # the reason, where mathematics has no gradient
     # for passes: elementwise, cast, reduction, conv, pool, concat, slice, fourier, copy, update
     family: ClassVar[str] = ""
+    # its function of one element (for elementwise ops a primitive of kernels), or how it combines elements
+    scalar: ClassVar[str | None] = None
+    combine: ClassVar[str | None] = None
     # operands whose elements it only rearranges (the others say where); None: it computes
     moves: ClassVar[Container[int] | None] = None
     heavy: ClassVar[bool] = False  # matmul, conv, attention, recurrent cell: what phases turn on
     finds_size: ClassVar[bool] = False  # a size of its result depends on data
+    counts: ClassVar[str | None] = None  # the attribute with the number of elements of its operand that hold
+    size_value: ClassVar[str | None] = None  # the attribute with the size that is its value
     selects: ClassVar[bool] = False  # sampling and top-k: begins the epilogue phase
     reader_side: ClassVar[bool] = False  # belongs to its readers (like a view), never computed early
     decodes: ClassVar[bool] = False  # of stored operands alone, it belongs to its readers, too
     writer_side: ClassVar[bool] = False  # a layout that a kernel may store its result in
     sees_constants: ClassVar[bool] = False  # its expansion depends on the values of constant operands
     in_place: ClassVar[bool] = False  # may write its result over its only operand
+    lossless: ClassVar[bool] = False  # keeps all elements of its operands; its vjp moves them back, unchanged
     storage: ClassVar[bool] = False  # a layout of the compiler's: graphs from outside hold none
     user_function: ClassVar[str | None] = None  # the attribute that names the user's function it calls
     host_only: ClassVar[str | None] = None  # why no backend form exists: runs as a host thunk
@@ -147,6 +155,7 @@ class Op:
     lower: Callable[..., Any]
     cost: Callable[..., Dim]
     view: Callable[..., Any]
+    store_in: Callable[..., None]
     check_stored: Callable[..., str | None]  # what is wrong with stored results that hold addresses
     joined: Callable[
         ..., Node | None
@@ -321,10 +330,8 @@ __all__ = [
     "Arg",
     "Attr",
     "BodyRunner",
-    "Graph",
     "Level",
     "MultiOp",
-    "Node",
     "Op",
     "Role",
     "Sample",

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlx.ir.dim import Constraint, Dim, substitute
-from rlx.ir.graph import Graph, Node
+from rlx.errors import ShapeError
+from rlx.ir.dim import Constraint, Dim, substitute, symbols
+from rlx.ir.graph import NAMED, Graph, Node
 from rlx.ir.op import Role
-from rlx.ir.rewrite import copy_node, finish_rewrite, substitute_dims
+from rlx.ir.rewrite import copy_node, dims_in, finish_rewrite, substitute_dims
+from rlx.ir.types import TensorType
 
 
 def with_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     """The same graph where some symbols are numbers.
 
     Types are inferred again, so that a size which is 1 now stretches next to others where it had to equal
-    them. Assumptions that no type rule makes are kept.
+    them. Assumptions that no type rule makes are kept. An attribute that may mean the size before or after it
+    was stretched is refused: `(a + b)[0]` and `(a + b)[:a.shape[0]]` hold the same symbol.
 
     >>> g = Graph()
     >>> g.output("y", g.input("a", ("n", 3), "f32") + g.input("b", ("m", 3), "f32"))
@@ -41,16 +44,45 @@ def _copied(graph: Graph, sizes: dict[str, Dim]) -> Graph:
     """A copy whose only assumptions are those of type rules."""
     out = Graph(graph.name)
     mapping: dict[int, Node] = {}
+    stretched: set[str] = set()  # symbols that stand for a larger size in some value, as it was stretched
     for node in graph.nodes:
         operands = [mapping[o.id] for o in node.operands]
         if node.op.role is Role.RESULT:
             mapping[node.id] = copy_node(node, operands, out)
             continue
+        if stretched and node.op.role not in NAMED:
+            _refuse_ambiguous(node, operands, sizes, stretched)
         attrs: dict[str, object] = {k: substitute_dims(v, sizes) for k, v in node.attrs.items()}
         bodies = [_rebuilt(body, sizes) for body in node.bodies]
-        mapping[node.id] = out.add(node.op, operands, attrs, bodies, where=node.where)
+        made = mapping[node.id] = out.add(node.op, operands, attrs, bodies, where=node.where)
+        stretched |= _stretched(node, made, sizes)
     finish_rewrite(graph, out, mapping)
     return out
+
+
+def _stretched(node: Node, made: Node, sizes: dict[str, Dim]) -> set[str]:
+    """The symbols in sizes of a value which are not what these symbols are now."""
+    if not isinstance(node.type, TensorType) or not isinstance(made.type, TensorType):
+        return set()
+    pairs = zip(node.shape, made.shape, strict=True)
+    return {s for d, n in pairs if substitute(d, sizes) != n for s in symbols(d) if s in sizes}
+
+
+def _refuse_ambiguous(node: Node, operands: list[Node], sizes: dict[str, Dim], stretched: set[str]) -> None:
+    """Refuse attributes with symbols that were stretched; those of a whole axis that was not are certain."""
+    axes = [
+        pair
+        for old, new in zip(node.operands, operands, strict=True)
+        if isinstance(old.type, TensorType)
+        for pair in zip(old.shape, new.shape, strict=True)
+    ]
+    for name, value in node.attrs.items():
+        for d in dims_in(value):
+            here = [substitute(old, sizes) == new for old, new in axes if old == d]
+            if not stretched.isdisjoint(symbols(d)) and not (here and all(here)):
+                raise ShapeError(
+                    f"{node.op.name}: {name} has the size {d}, which was stretched next to others"
+                )
 
 
 def _key(c: Constraint) -> tuple[str, Dim, Dim]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rlx.errors import RlxError, provenance
 from rlx.ir.dim import Dim, Expr, substitute
@@ -74,6 +74,23 @@ def inline(body: Graph, arguments: Sequence[Node], into: Graph) -> list[Node]:
         if node.id not in mapping:
             mapping[node.id] = copy_node(node, [mapping[o.id] for o in node.operands], into)
     return [mapping[n.id] for n in body.outputs.values()]
+
+
+def dims_in(value: object) -> Iterator[Expr]:
+    """Sizes with symbols in an attribute value (dims, types, tuples of them).
+
+    >>> import rlx
+    >>> x = rlx.Graph().input("x", ("n", 4), "f32")
+    >>> [str(d) for d in dims_in((x.shape[0], 3, x.type))]
+    ['n', 'n']
+    """
+    if isinstance(value, Expr):
+        yield value
+    elif isinstance(value, tuple):
+        for v in value:
+            yield from dims_in(v)
+    elif isinstance(value, TensorType):
+        yield from dims_in(value.shape)
 
 
 def substitute_dims(value: object, mapping: Mapping[str, Dim]) -> object:

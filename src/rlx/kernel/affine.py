@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from rlx.ir.dim import Dim
-from rlx.kernel.scalar import LOADS, Scalar, const
+from rlx.kernel.scalar import Scalar, const
 
 
 def affine(index: Scalar, rank: int) -> tuple[list[Scalar | int], Scalar] | None:
     """index as sum of coefficient * axis + rest; coefficients are ints or size expressions; else None."""
-    zero: list[Scalar | int] = [0] * rank
+    parts = _affine(index, rank)
+    return None if parts is None else (parts[0], _scalar(parts[1]))
+
+
+def _affine(index: Scalar, rank: int) -> tuple[list[Scalar | int], Scalar | int] | None:
+    """The same, with a known rest as an int."""
     if index.prim == "axis":
-        one = list(zero)
-        one[index.data] = 1
-        return one, const(0)
-    if not any(e.prim == "axis" or e.prim in LOADS or e.prim == "acc" for e in index.walk()):
-        return zero, index
-    if index.prim in ("add", "sub"):
-        left, right = affine(index.args[0], rank), affine(index.args[1], rank)
+        steps: list[Scalar | int] = [0] * rank
+        steps[index.data] = 1
+        return steps, 0
+    if index.is_uniform:
+        return [0] * rank, _fold(index)
+    if index.prim == "add":
+        left, right = _affine(index.args[0], rank), _affine(index.args[1], rank)
         if left is None or right is None:
             return None
-        sign = 1 if index.prim == "add" else -1
-        steps = [_plus(x, _times(y, sign)) for x, y in zip(left[0], right[0], strict=True)]
-        return steps, _scalar(_plus(left[1], _times(right[1], sign)))
+        return list(map(_plus, left[0], right[0])), _plus(left[1], right[1])
+    if index.prim == "sub":
+        left, right = _affine(index.args[0], rank), _affine(index.args[1], rank)
+        if left is None or right is None:
+            return None
+        return list(map(_minus, left[0], right[0])), _minus(left[1], right[1])
     if index.prim == "mul":
         for varying, factor in (index.args, index.args[::-1]):
-            if not any(e.prim == "axis" or e.prim in LOADS or e.prim == "acc" for e in factor.walk()):
-                part = affine(varying, rank)
-                if part is not None:
-                    k: Scalar | int = factor.data if factor.prim == "const" else factor
-                    return [_times(c, k) for c in part[0]], _scalar(_times(part[1], k))
+            part = _affine(varying, rank) if factor.is_uniform else None
+            if part is not None:
+                k = _fold(factor)
+                return [_times(c, k) for c in part[0]], _times(part[1], k)
     return None
 
 
@@ -37,19 +44,29 @@ def _scalar(x: Scalar | int) -> Scalar:
 
 
 def _plus(x: Scalar | int, y: Scalar | int) -> Scalar | int:
-    if isinstance(x, int) and isinstance(y, int):
-        return x + y
-    if isinstance(x, int) and x == 0:
-        return y
-    if isinstance(y, int) and y == 0:
+    if x.__class__ is int:
+        if y.__class__ is int:
+            return x + y
+        if x == 0:
+            return y
+    elif y.__class__ is int and y == 0:
         return x
     return _fold(_scalar(x) + _scalar(y))
 
 
+def _minus(x: Scalar | int, y: Scalar | int) -> Scalar | int:
+    if x.__class__ is int and y.__class__ is int:
+        return x - y
+    return _plus(x, _times(y, -1))
+
+
 def _times(x: Scalar | int, y: Scalar | int) -> Scalar | int:
-    if isinstance(x, int) and isinstance(y, int):
-        return x * y
-    if (isinstance(x, int) and x == 0) or (isinstance(y, int) and y == 0):
+    if x.__class__ is int:
+        if y.__class__ is int:
+            return x * y
+        if x == 0:
+            return 0
+    elif y.__class__ is int and y == 0:
         return 0
     return _fold(_scalar(x) * _scalar(y))
 

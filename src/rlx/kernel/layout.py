@@ -59,6 +59,7 @@ from rlx.kernel.scalar import TRUE, Scalar, const, in_range, select
 from rlx.records import dataclass
 
 MOST = 64  # axes and boxes of a layout, digits of a box
+_SLAB = 1 << 20  # elements in bytes that are converted at once
 Factors = tuple[int, ...]
 Index = TypeVar("Index", int, Scalar)
 
@@ -295,15 +296,42 @@ class Layout(Described):
         >>> Layout.parse("2,3 -> 8: 0:2=2@4 0:3=4@1").pack(np.arange(6).reshape(2, 3)).tolist()
         [0, 1, 2, 0, 3, 4, 5, 0]
         """
+        given, lead = self._given(x)
+        if self.packed is not None:
+            shape = (*lead, *self.known)
+            stored = np.zeros(shape, np.uint8) if into is None else np.array(into, np.uint8, order="C")
+            self._pack_bytes(self.packed, given, stored)
+            return stored
+        flat = (np.empty if self.is_whole else np.zeros)((*lead, self.elements), x.dtype)
+        self._pack_elements(given, flat)
+        return _known_back(flat.reshape(*lead, *self.known), self.stored)
+
+    def pack_in(self, place: np.ndarray, x: np.ndarray) -> None:
+        """Store an array in `place`, which has the shape and dtype of the storage and holds zeros, or the
+        other tensors of a storage of bytes.
+
+        >>> place = np.zeros(8, np.int64)
+        >>> Layout.parse("2,3 -> 8: 0:2=2@4 0:3=4@1").pack_in(place, np.arange(6).reshape(2, 3))
+        >>> place.tolist()
+        [0, 1, 2, 0, 3, 4, 5, 0]
+        """
+        given, lead = self._given(x)
+        if self.packed is not None:
+            self._pack_bytes(self.packed, given, place)
+        elif None in self.stored:  # axes of any size are moved
+            place[...] = self.pack(x)
+        else:
+            self._pack_elements(given, place.reshape(*lead, self.elements))
+
+    def _given(self, x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
+        """An array in the shape of all factors, its batch in front, and the sizes of that."""
         if self.stored_shape(x.shape) is None:
             raise ShapeError(f"an array of shape {x.shape} has not the layout {self}")
-        if self.packed is not None:
-            return self._pack_bytes(self.packed, x, into)
-        given, lead = _known_last(x, self.sizes, self.axes)
-        flat = (np.empty if self.is_whole else np.zeros)((*lead, self.elements), x.dtype)
+        return _known_last(x, self.sizes, self.axes)
+
+    def _pack_elements(self, given: np.ndarray, flat: np.ndarray) -> None:
         for there, here in self._bricks(flat, given):
             there[...] = here
-        return _known_back(flat.reshape(*lead, *self.known), self.stored)
 
     def unpack(self, packed: np.ndarray) -> np.ndarray:
         """The array that is stored so.
@@ -342,13 +370,36 @@ class Layout(Described):
             (*stored.strides[:-1], *[d.stride * bits // 8 for d in far], 1),
         )
 
-    def _pack_bytes(self, element: Element, x: np.ndarray, into: np.ndarray | None) -> np.ndarray:
-        packed = element.to_bytes(element.to_units(self._closed.pack(x)))
-        shape = (*packed.shape[:-1], *self.known)
-        stored = np.zeros(shape, np.uint8) if into is None else np.array(into, np.uint8, order="C")
-        there = self._runs(stored)
-        there[...] = packed.reshape(there.shape)
-        return stored
+    def _pack_bytes(self, element: Element, given: np.ndarray, stored: np.ndarray) -> None:
+        """Slab by slab: all elements in whole bytes would take several times the storage."""
+        for slab, axis, first in self._slabs:
+            at = axis - len(self.axes)
+            part = np.moveaxis(np.moveaxis(given, at, 0)[first : first + slab.axes[axis]], 0, at)
+            packed = element.to_bytes(element.to_units(slab._closed.pack(part)))
+            there = slab._runs(stored)
+            there[...] = packed.reshape(there.shape)
+
+    @cached_property
+    def _slabs(self) -> list[tuple[Layout, int, int]]:
+        """Layouts of parts of a tensor in bytes, which has one box; the axis that is cut, and where. A slab
+        holds a few of what the digit with the largest stride counts: of panels, say."""
+        whole = Layout(tuple([(n,) for n in self.axes]), self.stored, self.boxes, self.packed)
+        places = part_of(self.boxes[0]).places if self.boxes else ()
+        box = self.boxes[0] if places else None
+        if box is None or whole.elements <= _SLAB or box.sides[places[0].axis].digits[0] != places[0].digit:
+            return [(whole, 0, 0)]
+        axis, worth, stride = places[0].axis, places[0].worth, places[0].digit.stride
+        side, many = box.sides[axis], max(1, _SLAB * places[0].digit.extent // whole.elements)
+        slabs = []
+        for first in range(0, -(-side.length // worth), many):
+            start, stop = first * worth, min(side.length, (first + many) * worth)
+            count = -(-(stop - start) // worth)
+            digits = (*([Digit(count, stride)] if count > 1 else []), *side.digits[1:])
+            sides = (*box.sides[:axis], Side(0, stop - start, digits), *box.sides[axis + 1 :])
+            cut = Box(sides, box.base + first * stride)
+            sizes = tuple([(n,) for n in (*self.axes[:axis], stop - start, *self.axes[axis + 1 :])])
+            slabs.append((Layout(sizes, self.stored, (cut,), self.packed), axis, start))
+        return slabs
 
     def _unpack_bytes(self, element: Element, stored: np.ndarray) -> np.ndarray:
         runs = np.ascontiguousarray(self._runs(np.ascontiguousarray(stored)))

@@ -17,6 +17,7 @@ Operators build primitives; integers on the right become constants; small index 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
@@ -26,6 +27,8 @@ from rlx.ir.dtype import BOOL, I64, DType
 from rlx.records import dataclass
 
 LOADS = ("load", "load_or", "load_checked")
+VARYING = frozenset((*LOADS, "axis", "acc"))
+_PLAIN = frozenset((int, type(None)))  # data whose hash differs where `repr` does
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,17 @@ EXACT = ("abs", "ceil", "floor", "maximum", "minimum", "neg", "round", "sign", "
 class Scalar:
     """One expression; equal structure compares and hashes equal."""
 
-    __slots__ = ("_below", "_hash", "args", "data", "dtype", "prim")
+    __slots__ = ("_below", "_hash", "args", "data", "dtype", "is_uniform", "prim")
 
     def __init__(self, prim: str, args: tuple[Scalar, ...], dtype: DType, data: AttrValue = None) -> None:
         self.prim, self.args, self.dtype, self.data = prim, args, dtype, data
-        self._hash = hash((prim, args, dtype.name, repr(data)))
+        self._hash = hash((prim, args, dtype.name, data if data.__class__ in _PLAIN else repr(data)))
         self._below: tuple[Scalar, ...] | None = None  # what `walk` gives, without the expression itself
+        self.is_uniform = prim not in VARYING  # the same at every point
+        for arg in args:
+            if not arg.is_uniform:
+                self.is_uniform = False
+                break
 
     def __hash__(self) -> int:
         return self._hash
@@ -162,28 +170,41 @@ def _lift(value: Scalar | int | float | bool, like: DType) -> Scalar:
 
 def _index(name: str, a: Scalar, b: Scalar | int) -> Scalar:
     """Arithmetic with the folds that keep index expressions small."""
-    b = _lift(b, a.dtype)
-    if a.dtype is I64 and b.dtype is I64:
-        x = a.data if a.prim == "const" else None
-        y = b.data if b.prim == "const" else None
-        if x is not None and y is not None and not (name in ("floor_div", "mod") and y == 0):
-            value = {"add": x + y, "sub": x - y, "mul": x * y}.get(name)
-            return const((x // y if name == "floor_div" else x % y) if value is None else value, I64)
-        if y == 0 and name in ("add", "sub"):
+    b = b if isinstance(b, Scalar) else const(b, a.dtype)
+    if a.dtype is not I64 or b.dtype is not I64:
+        return call(name, a, b)
+    x = a.data if a.prim == "const" else None
+    y = b.data if b.prim == "const" else None
+    if x is not None and y is not None and (y != 0 or name in _RING):
+        return const(_FOLDS[name](x, y), I64)
+    if name == "add":
+        if y == 0:
             return a
-        if x == 0 and name == "add":
+        if x == 0:
             return b
-        if y == 1 and name in ("mul", "floor_div"):
-            return a
-        if x == 1 and name == "mul":
-            return b
-        if name == "mul" and 0 in (x, y):
-            return const(0, I64)
-        if name == "mod" and y == 1:
-            return const(0, I64)
-        if name == "add" and (whole := _undivided(a, b) or _undivided(b, a)):
+        if whole := _undivided(a, b) or _undivided(b, a):
             return whole
-    return call(name, a, b)
+    elif name == "mul":
+        if y == 1:
+            return a
+        if x == 1:
+            return b
+        if x == 0 or y == 0:
+            return const(0, I64)
+    elif name == "sub":
+        if y == 0:
+            return a
+    elif y == 1:  # floor_div, mod
+        return a if name == "floor_div" else const(0, I64)
+    return Scalar(name, (a, b), I64)
+
+
+_RING: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+}
+_FOLDS = {**_RING, "floor_div": operator.floordiv, "mod": operator.mod}
 
 
 def _undivided(a: Scalar, b: Scalar) -> Scalar | None:
@@ -196,6 +217,8 @@ def _undivided(a: Scalar, b: Scalar) -> Scalar | None:
 
 def const(value: int | float | bool | complex, dtype: DType = I64) -> Scalar:
     """A literal of a dtype."""
+    if dtype is I64 and value.__class__ is int:
+        return _small(value) if -2 < value < 1024 else Scalar("const", (), I64, value)
     if dtype.is_bool:
         value = bool(value)
     elif dtype.is_int:
@@ -203,6 +226,12 @@ def const(value: int | float | bool | complex, dtype: DType = I64) -> Scalar:
     elif dtype.is_float:
         value = float(value)  # type: ignore[arg-type]
     return Scalar("const", (), dtype, value)
+
+
+@cache
+def _small(value: int) -> Scalar:
+    """A number that many indices have."""
+    return Scalar("const", (), I64, value)
 
 
 @cache
@@ -246,7 +275,7 @@ def load_checked(operand: int, index: Sequence[Scalar | int], dtype: DType) -> S
 
 def call(name: str, *args: Scalar) -> Scalar:
     """A primitive applied to expressions."""
-    return Scalar(name, args, PRIMITIVES[name].result(*(a.dtype for a in args)))
+    return Scalar(name, args, PRIMITIVES[name].result(*[a.dtype for a in args]))
 
 
 def select(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
@@ -265,6 +294,7 @@ def as_stored(value: Scalar) -> Scalar:
     """The value as another op reads it. A 16-bit float is rounded as if it had been stored: its bits must not
     depend on what shares a kernel.
 
+    >>> import rlx.ops
     >>> from rlx.ir.dtype import BF16
     >>> x = load(0, axes(1), BF16)
     >>> [as_stored(e).prim for e in (x, call("neg", x), call("exp", x))]
@@ -290,10 +320,11 @@ def rebuild(s: Scalar, change: Callable[[Scalar, tuple[Scalar, ...]], Scalar | N
     """A copy in which `change(old, new_args)` may replace sub-expressions (None keeps them)."""
     memo: dict[Scalar, Scalar] = {}
     for e in s.walk():
-        args = tuple([memo[a] for a in e.args])
+        old = e.args
+        args = tuple([memo[a] for a in old]) if old else old
         made = change(e, args)
         if made is None:
-            made = e if args == e.args else remake(e, args)
+            made = e if args == old else remake(e, args)
         memo[e] = made
     return memo[s]
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from rlx import ops
 from rlx.errors import FormatError
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import LazyArray, dtype
 from rlx.ir.graph import Graph, Node
 from rlx.llm.config import Config, Rope
 from rlx.llm.operands import Part, matrix_parts, plain_part, row_parts, stored_bits
@@ -33,18 +35,48 @@ def build(config: Config, tensors: Tensors, positions: int, values: bool = True)
     return _Decoder(config, tensors, positions, values).build()
 
 
+def build_paged(
+    config: Config, tensors: Tensors, positions: int, page: int, most: int, values: bool = True
+) -> Graph:
+    """The same decoder for tokens of many sequences of at most `positions` tokens, which share pages.
+
+    A page holds keys and values of `page` tokens; how many there are is the size `pages` of the states.
+    Inputs, for each of the `tokens` [new]: its sequence's row of the `table` [slots, pages of a sequence],
+    its position `at`, and its place in the pool, `places`. Outputs are `logits` of the tokens `wanted`, and
+    `hidden` features of those `pooled`. A token sees those of its sequence up to itself, which earlier steps
+    wrote, or this one. The sizes `new`, `answers` and `features` are the numbers of tokens, of those wanted
+    and of those pooled, each at most `most`: memory is planned for that, and other numbers plan nothing.
+
+    A token's numbers depend on its own sequence alone, bit for bit: not on what else is computed with it.
+    """
+    return _PagedDecoder(config, tensors, positions, values, page, most).build()
+
+
 class _Decoder:
+    """A decoder for one sequence, whose keys and values are two caches per layer."""
+
     def __init__(self, config: Config, tensors: Tensors, positions: int, values: bool) -> None:
         self.config, self.tensors, self.positions, self.values = config, tensors, positions, values
-        self.graph = g = Graph(config.architecture)
-        self.past = g.size("past", maximum=positions - 1)
-        self.tokens = g.input("tokens", ("new",), "i64")
+        self.graph = Graph(config.architecture)
+        self.before_tokens()
+        self.tokens = self.graph.input("tokens", (self.count("new"),), "i64")
         self.new = self.tokens.shape[0]
+        self.after_tokens()
         self.tables: dict[Rope, tuple[Node, Node]] = {}
+
+    def before_tokens(self) -> None:
+        self.past = self.graph.size("past", maximum=self.positions - 1)
+
+    def after_tokens(self) -> None:
+        """Other inputs."""
+
+    def count(self, name: str) -> Dim | str:
+        """How many there are of something."""
+        return name
 
     def build(self) -> Graph:
         g, config = self.graph, self.config
-        wanted = g.input("wanted", ("wanted",), "i64")
+        wanted = g.input("wanted", (self.count("wanted"),), "i64")
         x = self.embed(self.tokens)
         for i in range(config.layers):
             x = self.layer(x, i)
@@ -52,9 +84,13 @@ class _Decoder:
         logits = self.head(hidden)
         if config.logit_cap:
             logits = ops.tanh(logits * (1 / config.logit_cap)) * config.logit_cap
-        g.output("hidden", hidden)
+        g.output("hidden", self.shown(x, hidden))
         g.output("logits", logits)
         return g
+
+    def shown(self, x: Node, hidden: Node) -> Node:
+        """The features that are an output."""
+        return hidden
 
     # -- weights
 
@@ -73,7 +109,7 @@ class _Decoder:
         known = self.graph.params.get(part.name)
         if known is not None:
             return known
-        value = part.make() if self.values else None
+        value = LazyArray(dtype(part.dtype), part.shape, part.make) if self.values else None
         return self.graph.param(part.name, part.shape, part.dtype, value=value)
 
     def numbers(self, entry: Entry) -> Node:
@@ -99,8 +135,12 @@ class _Decoder:
             places = self.numbers(self.entry("position_embd.weight", -1, config.width))
             if int(places.shape[0]) < self.positions:
                 raise FormatError(f"{self.tensors.path} has positions for {places.shape[0]} tokens only")
-            x = x + ops.slice_axis(places, 0, self.past, self.new)
+            x = x + self.rows_at_positions(places)
         return x
+
+    def rows_at_positions(self, table: Node) -> Node:
+        made: Node = ops.slice_axis(table, 0, self.past, self.new)
+        return made
 
     def rows_of_groups(self, entry: Entry, tokens: Node) -> Node:
         columns, group = self.config.width, entry.format.group
@@ -180,7 +220,7 @@ class _Decoder:
         return self.linear(inner, f"blk.{i}.ffn_down", self.config.width)
 
     def queries_keys_values(self, x: Node, i: int) -> list[Node]:
-        """Each as [heads, new, depth]."""
+        """Each as `arranged` has it."""
         config = self.config
         counts = (config.heads, config.kv_heads, config.kv_heads)
         if f"blk.{i}.attn_qkv.weight" in self.tensors:
@@ -198,7 +238,12 @@ class _Decoder:
         made = []
         for name, part, count in zip("qkv", parts, counts, strict=True):
             heads = ops.reshape(part, (self.new, count, config.depth))
-            made.append(ops.transpose(self.after(heads, f"blk.{i}.attn_{name}_norm"), (1, 0, 2)))
+            made.append(self.arranged(self.after(heads, f"blk.{i}.attn_{name}_norm")))
+        return made
+
+    def arranged(self, x: Node) -> Node:
+        """[new, heads, depth] as attention takes it."""
+        made: Node = ops.transpose(x, (1, 0, 2))
         return made
 
     def turned(self, x: Node, rope: Rope | None) -> Node:
@@ -210,36 +255,113 @@ class _Decoder:
         return made
 
     def angles(self, rope: Rope) -> tuple[Node, Node]:
-        """Cosines and sines [new, pairs] of the positions of the new tokens."""
+        """Cosines and sines of the positions of the new tokens, which broadcast to what is `arranged`."""
         frequencies = self.graph.constant(rope.frequencies().astype(np.float32))
-        with self.graph.building():
-            at = ops.arange(self.new) + ops.dim_value(self.past)
-        angles = ops.reshape(ops.cast(at, "f32"), (self.new, 1)) * frequencies
+        angles = self.column_of_positions() * frequencies
         if rope.magnitude == 1:
             return ops.cos(angles), ops.sin(angles)
         return ops.cos(angles) * rope.magnitude, ops.sin(angles) * rope.magnitude
 
+    def column_of_positions(self) -> Node:
+        with self.graph.building():
+            at = ops.arange(self.new) + ops.dim_value(self.past)
+        made: Node = ops.reshape(ops.cast(at, "f32"), (self.new, 1))
+        return made
+
     def attend(self, x: Node, i: int) -> Node:
+        q, k, v = self.queries_keys_values(x, i)
+        rope = self.config.rope_of(i)
+        k = self.turned(k, rope)
+        flat = ops.reshape(self.context(q, k, v, i), (self.new, self.config.heads * self.config.depth))
+        return self.linear(flat, f"blk.{i}.attn_output", self.config.width)
+
+    def window(self, i: int) -> int:
+        """How many tokens before its own a token of a layer sees; -1 for all."""
+        window = self.config.window_of(i)
+        return window - 1 if window and window < self.positions else -1
+
+    def context(self, q: Node, k: Node, v: Node, i: int) -> Node:
         """Causal attention of new tokens to all before them, whose keys and values are states."""
         config, g, new = self.config, self.graph, self.new
-        q, k, v = self.queries_keys_values(x, i)
-        rope = config.rope_of(i)
         seen = []
-        for name, rows in (("k", self.turned(k, rope)), ("v", v)):
+        for name, rows in (("k", k), ("v", v)):
             shape = (config.kv_heads, self.positions, config.depth)
             updated, filled = ops.append(g.state(f"{name}{i}", shape, "f32"), rows, self.past, axis=1)
             g.set_state(f"{name}{i}", updated)
             seen.append(ops.reshape(filled, (1, config.kv_heads, self.past + new, config.depth)))
-        query = ops.reshape(self.turned(q, rope), (1, config.heads, new, config.depth))
-        window = config.window_of(i)
+        turned = self.turned(q, config.rope_of(i))
+        query = ops.reshape(turned, (1, config.heads, new, config.depth))
+        window = self.window(i)
         context = ops.attention(
             query,
             *seen,
             causal=True,
-            window=(window - 1, -1) if window and window < self.positions else None,
+            window=None if window < 0 else (window, -1),
             scale=config.scale,
             softcap=config.score_cap,
             offset=self.past,
         )
-        flat = ops.reshape(ops.transpose(context, (0, 2, 1, 3)), (new, config.heads * config.depth))
-        return self.linear(flat, f"blk.{i}.attn_output", config.width)
+        made: Node = ops.transpose(context, (0, 2, 1, 3))
+        return made
+
+
+class _PagedDecoder(_Decoder):
+    """A decoder for tokens of many sequences, whose keys and values are in pages."""
+
+    def __init__(
+        self, config: Config, tensors: Tensors, positions: int, values: bool, page: int, most: int
+    ) -> None:
+        self.page, self.most = page, most
+        super().__init__(config, tensors, positions, values)
+
+    def before_tokens(self) -> None:
+        """`past` is an input of single sequences."""
+
+    def count(self, name: str) -> Dim:
+        return self.graph.size({"wanted": "answers", "pooled": "features"}.get(name, name), self.most)
+
+    def after_tokens(self) -> None:
+        g = self.graph
+        self.at, self.slots, self.places = (
+            g.input(name, (self.new,), "i64") for name in ("at", "slots", "places")
+        )
+        self.table = g.input("table", ("slots", -(-self.positions // self.page)), "i64")
+        self.pooled = g.input("pooled", (self.count("pooled"),), "i64")
+        self.lengths = self.at + 1
+
+    def shown(self, x: Node, hidden: Node) -> Node:
+        return self.norm(ops.embedding(x, self.pooled), "output_norm")
+
+    def rows_at_positions(self, table: Node) -> Node:
+        made: Node = ops.embedding(table, self.at)
+        return made
+
+    def arranged(self, x: Node) -> Node:
+        return x
+
+    def column_of_positions(self) -> Node:
+        made: Node = ops.reshape(ops.cast(self.at, "f32"), (self.new, 1, 1))
+        return made
+
+    def context(self, q: Node, k: Node, v: Node, i: int) -> Node:
+        config, g = self.config, self.graph
+        pools = []
+        for name, rows, axis in (("k", k, 3), ("v", v, 2)):
+            inner = [config.depth, config.depth]
+            inner[axis - 2] = self.page
+            pool = g.state(f"{name}{i}", ("pages", config.kv_heads, *inner), "f32")
+            pools.append(ops.write_pages(pool, rows, self.places, axis=axis))
+            g.set_state(f"{name}{i}", pools[-1])
+        keys, stored_values = pools
+        made: Node = ops.paged_attention(
+            self.turned(q, config.rope_of(i)),
+            keys,
+            stored_values,
+            self.table,
+            self.slots,
+            self.lengths,
+            scale=config.scale,
+            softcap=config.score_cap,
+            window=self.window(i),
+        )
+        return made

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
@@ -14,16 +13,12 @@ from rlx.api.session import known, stored_program
 from rlx.errors import InputError
 from rlx.llm import late
 from rlx.llm.sample import Sampler, Sampling, SamplingOptions, StopWords, log_softmax_at, perplexity_of
-from rlx.llm.schema import Guide, Vocabulary
+from rlx.llm.schema import Guide
 from rlx.llm.source import AT_ONCE, Source, open_source
-from rlx.llm.tokens import Tokenizer
+from rlx.llm.text import Message, ModelText, Prompt, Schema
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
-
-Message = Mapping[str, object]
-Schema = Mapping[str, object] | bool
-Prompt = str | Sequence[int]
 
 
 class AnswerOptions(SamplingOptions, total=False):
@@ -70,12 +65,12 @@ def load(
     return LanguageModel(source, program, positions)
 
 
-class LanguageModel:
+class LanguageModel(ModelText):
     """A model that is ready to run; `load` makes it. One thread at a time uses it."""
 
     def __init__(self, source: Source, program: CompiledProgram, positions: int) -> None:
-        self.source, self.program, self.positions = source, program, positions
-        self.config = source.config
+        super().__init__(source)
+        self.program, self.positions = program, positions
         self.state = Conversation(program, positions)
         self.generated = 0
         """Tokens of the last answer."""
@@ -83,35 +78,6 @@ class LanguageModel:
     def __repr__(self) -> str:
         c = self.config
         return f"<language model {self.source.path.name}: {c.architecture}, {c.layers} layers of {c.width}>"
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        return self.source.tokenizer
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """The tokens as schemas need them; it takes a second."""
-        return Vocabulary(self.tokenizer)
-
-    def tokens(self, prompt: Prompt) -> list[int]:
-        """A prompt as tokens; one that is tokens already stays as it is."""
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        return [int(token) for token in prompt]
-
-    def prompt(self, messages: str | Sequence[Message]) -> list[int]:
-        """The tokens of a conversation, up to where the model answers, by the model's chat template."""
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        tokenizer = self.tokenizer
-        ends = sorted(tokenizer.ends)
-        text = self.source.template(
-            messages=[dict(message) for message in messages],
-            add_generation_prompt=True,
-            bos_token="" if tokenizer.begin is None else tokenizer.tokens[tokenizer.begin],
-            eos_token=tokenizer.tokens[ends[0]] if ends else "",
-        )
-        return tokenizer.encode(text, control=True)
 
     # -- text
 
@@ -192,8 +158,7 @@ class LanguageModel:
 
     def embed(self, prompt: Prompt) -> np.ndarray:
         """A text as a vector of length 1: the mean of the features of its tokens."""
-        mean = self._all(prompt, "hidden").astype(np.float64).mean(axis=0)
-        return np.asarray(mean / max(float(np.linalg.norm(mean)), 1e-12), np.float32)
+        return unit_mean(self._all(prompt, "hidden"))
 
     def _all(self, prompt: Prompt, output: str) -> np.ndarray:
         tokens = self.tokens(prompt)
@@ -216,6 +181,16 @@ class LanguageModel:
                 logits = self.state.every(part, "logits")[:-1]
                 logs.append(log_softmax_at(logits, np.array(part[1:])))
         return perplexity_of(np.concatenate(logs))
+
+
+def unit_mean(features: np.ndarray) -> np.ndarray:
+    """The mean of rows, as a vector of length 1.
+
+    >>> unit_mean(np.array([[3.0, 0.0], [3.0, 8.0]], np.float32)).tolist()
+    [0.6000000238418579, 0.800000011920929]
+    """
+    mean = features.astype(np.float64).mean(axis=0)
+    return np.asarray(mean / max(float(np.linalg.norm(mean)), 1e-12), np.float32)
 
 
 class Conversation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -29,31 +30,30 @@ def plain_part(entry: Entry) -> Part:
     return Part(entry.name, entry.shape, entry.format.name.lower(), entry.array)
 
 
-class _Once:
-    """The groups of a tensor, decoded with the first use and dropped with the last of some."""
+class _Decoded:
+    """The groups of a tensor. Who takes one of its arrays will soon take the others: they are kept until
+    then, and decoded again for who comes later."""
 
-    def __init__(self, entry: Entry, convert: Convert, uses: int) -> None:
-        self.entry, self.convert, self.uses = entry, convert, uses
-        self.arrays: list[Array] | None = None
+    def __init__(self, entry: Entry, convert: Convert) -> None:
+        self.entry, self.convert = entry, convert
+        self._left: dict[int, Array] = {}
+        self._lock = threading.Lock()
 
     def take(self, number: int) -> Array:
-        if self.arrays is None:
-            groups = self.entry.groups()
-            assert groups is not None, self.entry.name
-            self.arrays = self.convert(self.entry.format, groups)
-        found = self.arrays[number]
-        self.uses -= 1
-        if not self.uses:
-            self.arrays = None
-        return found
+        with self._lock:
+            if number not in self._left:
+                groups = self.entry.groups()
+                assert groups is not None, self.entry.name
+                self._left = dict(enumerate(self.convert(self.entry.format, groups)))
+            return self._left.pop(number)
 
 
 def _parts(entry: Entry, convert: Convert, about: list[tuple[str, tuple[int, int], str]]) -> list[Part]:
     """Params with these endings of names, shapes and dtypes."""
-    once = _Once(entry, convert, len(about))
+    decoded = _Decoded(entry, convert)
 
     def taker(number: int) -> Callable[[], Array]:
-        return lambda: once.take(number)
+        return lambda: decoded.take(number)
 
     return [
         Part(f"{entry.name}{suffix}", shape, dtype, taker(number))

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from rlx.errors import ConfigError
+from rlx.errors import ConfigError, FormatError
 from rlx.records import dataclass
 
 _LIMITS: dict[str, tuple[float, float]] = {
@@ -72,6 +72,18 @@ class Sampler:
     def __init__(self, sampling: Sampling, seen: Iterable[int] = ()) -> None:
         self.sampling, self.seen = sampling, set(seen)
         self.random = np.random.Generator(np.random.PCG64(sampling.seed))
+
+    @property
+    def state(self) -> dict[str, object]:
+        """Where the random numbers are; another sampler of the same seed continues from there."""
+        return dict(self.random.bit_generator.state)
+
+    @state.setter
+    def state(self, state: dict[str, object]) -> None:
+        try:
+            self.random.bit_generator.state = state
+        except (TypeError, ValueError, KeyError) as error:
+            raise FormatError(f"the state of random numbers is not one: {error}") from None
 
     def choose(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> int:
         """The next token, of those that are `allowed` if that is given; it counts as seen from now on."""
@@ -146,16 +158,24 @@ class StopWords:
         return shown
 
 
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Logarithms of the probabilities of all tokens, in f64; the last axis has the tokens.
+
+    >>> log_softmax(np.zeros(4, np.float32)).round(4).tolist()
+    [-1.3863, -1.3863, -1.3863, -1.3863]
+    """
+    wide = logits.astype(np.float64)
+    top = wide.max(axis=-1, keepdims=True)
+    return np.asarray(wide - top - np.log(np.exp(wide - top).sum(axis=-1, keepdims=True)))
+
+
 def log_softmax_at(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Logarithms of the probability of one token for each row, in f64.
 
     >>> log_softmax_at(np.zeros((1, 4), np.float32), np.array([2])).round(4).tolist()
     [-1.3863]
     """
-    wide = logits.astype(np.float64)
-    top = wide.max(axis=1)
-    total = np.exp(wide - top[:, None]).sum(axis=1)
-    return np.asarray(wide[np.arange(len(wide)), tokens] - top - np.log(total))
+    return np.asarray(log_softmax(logits)[np.arange(len(logits)), tokens])
 
 
 def perplexity_of(logs: np.ndarray) -> float:

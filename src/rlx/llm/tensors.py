@@ -14,6 +14,7 @@ import numpy as np
 from rlx.errors import FormatError
 from rlx.llm.blocks import Format, Groups, decode
 from rlx.records import dataclass
+from rlx.runtime.memory import drop_pages
 from rlx.runtime.native.bus_guard import Guarded, is_available
 
 Array = np.ndarray
@@ -65,8 +66,10 @@ class Entry:
         """Small integers as [rows, columns]; None for floating-point numbers."""
         if self.format.decode is None:
             return None
-        found = decode(self.format, self.rows())
+        rows = self.rows()
+        found = decode(self.format, rows)
         self.source.check()
+        drop_pages(rows)
         return found
 
     def array(self) -> Array:

@@ -57,6 +57,17 @@ _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_o
 
 
 @dataclass(frozen=True, eq=False)
+class LevelRules:
+    """How a byte-level tokenizer works, as data: what cuts the text, which pairs are merged, best first."""
+
+    splits: tuple[str, ...]
+    """Regular expressions; each cuts the parts of the one before."""
+    merges: Sequence[str]
+    whole: bool
+    """A part that is a token is not merged."""
+
+
+@dataclass(frozen=True, eq=False)
 class Tokenizer:
     """Text to tokens and back. `encode` and `decode` are all that most users need."""
 
@@ -72,6 +83,8 @@ class Tokenizer:
     """Tokens that end an answer."""
     specials: Mapping[str, int]
     users: Mapping[str, int]
+    rules: LevelRules | None = None
+    """Of a byte-level tokenizer in a GGUF file."""
 
     def encode(self, text: str, *, begin: bool = True, control: bool = False) -> list[int]:
         """Tokens of a text; with `control`, control tokens in it are found, as templates need it."""
@@ -281,11 +294,12 @@ def from_gguf(file: GgufFile) -> Tokenizer:
             raise FormatError(f"{file.path}: the {key} token is {found}, of {len(tokens)}")
         return found
 
+    rules = None
     with file_boundary(file.path, "tokenizer"):
         if kind == "gpt2":
             name = file.get("tokenizer.ggml.pre", str, "default")
-            plain = _level_encoder(file.path, name, tokens, file.get("tokenizer.ggml.merges", list))
-            piece = level_piece
+            rules = _level_rules(file.path, name, file.get("tokenizer.ggml.merges", list))
+            plain, piece = _level_encoder(file.path, rules, tokens), level_piece
         elif kind in ("llama", "t5"):
             scores = _array(file, "scores", len(tokens), 0).astype(float).tolist()
             lead = file.get("tokenizer.ggml.add_space_prefix", bool, True)
@@ -297,7 +311,7 @@ def from_gguf(file: GgufFile) -> Tokenizer:
             )
     adds = file.get("tokenizer.ggml.add_bos_token", bool, kind == "llama")
     ends = {end for end in map(token, ("eos", "eot", "eom")) if end is not None}
-    return _tokenizer(tokens, kinds, plain, piece, token("bos") if adds else None, ends)
+    return _tokenizer(tokens, kinds, plain, piece, token("bos") if adds else None, ends, rules)
 
 
 def _tokenizer(
@@ -307,11 +321,12 @@ def _tokenizer(
     piece: Callable[[str], bytes],
     begin: int | None,
     ends: set[int],
+    rules: LevelRules | None = None,
 ) -> Tokenizer:
     specials = {token: i for i, token in enumerate(tokens) if kinds[i] == CONTROL and token}
     users = {token: i for i, token in enumerate(tokens) if kinds[i] == USER and token}
     named = {specials[name] for name in _ENDS if name in specials}
-    return Tokenizer(tokens, kinds, plain, piece, begin, frozenset(ends | named), specials, users)
+    return Tokenizer(tokens, kinds, plain, piece, begin, frozenset(ends | named), specials, users, rules)
 
 
 def _array(file: GgufFile, name: str, count: int, default: int) -> np.ndarray:
@@ -322,28 +337,32 @@ def _array(file: GgufFile, name: str, count: int, default: int) -> np.ndarray:
     return found
 
 
-def _level_encoder(path: str, name: str, tokens: Sequence[str], merges: Sequence[str]) -> Encode:
-    """Byte-level BPE; the text is cut by the regular expressions of `name` first."""
+def _level_rules(path: str, name: str, merges: Sequence[str]) -> LevelRules:
+    """The rules of a byte-level tokenizer whose text is cut as `name` says."""
     splits = _SPLITS.get("gpt-2" if name == "default" else name)
     if splits is None:
         raise UnsupportedError(
             f"{path}: text cut as {name!r} is not supported; RLX knows {', '.join(_SPLITS)}"
         )
+    return LevelRules(splits, merges, name in _WHOLE_WORDS)
+
+
+def _level_encoder(path: str, rules: LevelRules, tokens: Sequence[str]) -> Encode:
+    """Byte-level BPE; the text is cut first."""
     vocabulary = {token: i for i, token in enumerate(tokens)}
     pairs = []
-    for merge in merges:
+    for merge in rules.merges:
         at = merge.find(" ", 1)
         left, right = merge[:at], merge[at + 1 :]
         if at < 0 or not {left, right, left + right} <= vocabulary.keys():
             raise FormatError(f"{path}: the merge {merge!r} is not of two tokens to a third")
         pairs.append((left, right))
     package = _tokenizers()
-    whole = name in _WHOLE_WORDS
-    model = package.Tokenizer(package.models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=whole))
+    model = package.Tokenizer(package.models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=rules.whole))
     before = package.pre_tokenizers
     model.pre_tokenizer = before.Sequence(
         [
-            *(before.Split(package.Regex(split), "isolated") for split in splits),
+            *(before.Split(package.Regex(split), "isolated") for split in rules.splits),
             before.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -180,6 +180,7 @@ from rlx.ops.nn.deform_conv import deform_conv
 from rlx.ops.nn.grid_sample import affine_grid, grid_sample
 from rlx.ops.nn.loss import cross_entropy, nll_loss
 from rlx.ops.nn.norm import batch_norm, group_norm, instance_norm, layer_norm, lrn, rms_norm
+from rlx.ops.nn.paged import paged_attention, write_pages
 from rlx.ops.nn.pool import (
     avg_pool,
     global_avg_pool,
@@ -388,6 +389,7 @@ __all__ = [
     "ones",
     "ones_like",
     "pad",
+    "paged_attention",
     "pow",
     "prelu",
     "prod",
@@ -476,6 +478,7 @@ __all__ = [
     "while_loop",
     "window_reduce",
     "windows",
+    "write_pages",
     "zeros",
     "zeros_like",
 ]

@@ -7,6 +7,7 @@ and "blobs" name arrays. Nothing in a file is executed: text is parsed, verified
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from rlx.errors import FormatError, RlxError
 from rlx.files import file_boundary, open_plain, read_npy, read_plain
 from rlx.ir.dtype import dtype
-from rlx.ir.text.container import PLAN, File, numbered, write
+from rlx.ir.text.container import PLAN, File, Stored, numbered, write
 from rlx.plan.lir import LirModule
 from rlx.plan.text import module_text, parse_module
 
@@ -27,6 +28,7 @@ def save(module: LirModule, path: str | os.PathLike[str]) -> None:
     blobs: dict[str, np.ndarray] = {}
     text = module_text(module, blobs)
     derived = {} if module.derived is None else module.derived.param_values
+    values: dict[str, Mapping[str, Stored]]
     values = {"params": module.mir.param_values, "states": module.mir.state_values}
     tables, arrays = numbered({**values, "derived": derived, "blobs": blobs})
     write(path, PLAN, tables, {_PLAN: text.encode()}, arrays)
@@ -94,6 +96,7 @@ def _module(file: File) -> LirModule:
     file.check_all()
     module = parse_module(file.text(_PLAN), file.table("blobs"))
     if module.derived is not None:
-        module.derived.param_values = file.table("derived")
-    module.mir.param_values, module.mir.state_values = file.table("params"), file.table("states")
+        module.derived.param_values |= file.table("derived")
+    module.mir.param_values |= file.table("params")
+    module.mir.state_values = file.table("states")
     return module

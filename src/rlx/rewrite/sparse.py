@@ -26,7 +26,8 @@ def weight_value(graph: Graph, node: Node) -> np.ndarray | None:
         value: np.ndarray = node.attrs["value"].array
         return value
     if node.op.role is Role.PARAM:
-        return graph.param_values.get(node.attrs["name"])
+        found = graph.param_values.get(node.attrs["name"])
+        return None if found is None else np.asarray(found)
     if (
         node.op.role is Role.COMPUTE
         and node.op.has("view")

@@ -36,9 +36,10 @@ def use_statistics(graph: Graph, log: list[Firing]) -> Graph:
     ['reduce_max', 'exp_difference', 'reduce_sum', 'div', 'mul']
     """
     subjects = {n.id: Subject(n) for n in graph.nodes}
-    known = _statistics(subjects)
+    known, numbers = _statistics(subjects)
     if not known:
         return graph
+    no_rows = known | numbers
     stepped = _stepped(subjects)
     inverses: dict[int, Node] = {}
     fired = len(log)
@@ -48,12 +49,12 @@ def use_statistics(graph: Graph, log: list[Firing]) -> Graph:
         if found is None or node.dtype not in (F32, F64):
             return None
         prim, args = found
-        if prim == "div" and node.id not in stepped and _is_by_row(known, *args):
+        if prim == "div" and node.id not in stepped and _is_by_row(known, no_rows, *args):
             log.append(Firing("one division per row", node.id, node.op.name, node.where))
             made: Node = get_op("mul")(operands[0], _inverse(operands[1], inverses))
             return made
         inner = subjects[args[0].id].applied if prim == "exp" and node.dtype is F32 else None
-        if inner is not None and inner[0] == "sub" and _is_by_row(known, *inner[1]):
+        if inner is not None and inner[0] == "sub" and _is_by_row(known, no_rows, *inner[1]):
             log.append(Firing("exponential of a distance", node.id, node.op.name, node.where))
             made = get_op("exp_difference")(*operands[0].operands)
             return made
@@ -63,23 +64,21 @@ def use_statistics(graph: Graph, log: list[Firing]) -> Graph:
     return remove_dead(made) if len(log) > fired else graph
 
 
-def _statistics(subjects: Mapping[int, Subject]) -> set[int]:
-    """Values that reductions give, and what is computed from nothing else but numbers; a number is also what
-    sizes give, as with known sizes it would be one."""
+def _statistics(subjects: Mapping[int, Subject]) -> tuple[set[int], set[int]]:
+    """Values that reductions give, and what is computed from nothing else but numbers; then those numbers.
+
+    A number is what constants and sizes alone give, of any shape: where sizes are known, it is folded.
+    """
     out: set[int] = set()
     numbers: set[int] = set()
     for i, subject in subjects.items():
-        form = subject.form
-        if isinstance(form, Reduce):
+        form, node = subject.form, subject.node
+        read = [o for o in node.operands if o.id not in numbers]
+        if not read and node.op.role not in NAMED and node.op.effects == "none":
+            numbers.add(i)
+        elif isinstance(form, Reduce) or (isinstance(form, Map) and all(o.id in out for o in read)):
             out.add(i)
-        elif isinstance(form, Map):
-            given = [o for o in subject.node.operands if o.id not in numbers]
-            read = [o for o in given if o.operands or o.rank or o.op.role in NAMED]
-            if not read and not subject.node.rank:
-                numbers.add(i)
-            elif read and all(o.id in out for o in read):
-                out.add(i)
-    return out
+    return out, numbers
 
 
 def _stepped(subjects: Mapping[int, Subject]) -> set[int]:
@@ -97,9 +96,9 @@ def _is_step(e: Scalar) -> bool:
     return (e.prim in STEPS or (e.prim == "cast" and e.dtype.is_int)) and e.args[0].dtype.is_float
 
 
-def _is_by_row(known: set[int], x: Node, statistic: Node) -> bool:
+def _is_by_row(known: set[int], no_rows: set[int], x: Node, statistic: Node) -> bool:
     """Whether there are several elements, of something that is computed or given, to one statistic."""
-    if statistic.id not in known or x.id in known or x.op.role is Role.CONSTANT:
+    if statistic.id not in known or x.id in no_rows:
         return False
     while (moved := Subject(statistic)).moved is not None:
         statistic = moved.node.operands[0]

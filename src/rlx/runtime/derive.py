@@ -3,64 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlx.errors import InputError
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import LazyArray, ParamValue
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.plan.lir import LirModule
 from rlx.runtime.memory import drop_pages
 
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
 
-
-class LazyArray:
-    """Dtype and shape of an array that is computed whenever NumPy needs it.
-
-    >>> from rlx.ir.dtype import dtype
-    >>> lazy = LazyArray(dtype("f32"), (2,), lambda: np.ones(2, np.float32))
-    >>> lazy.nbytes, np.asarray(lazy)
-    (8, array([1., 1.], dtype=float32))
-    """
-
-    def __init__(self, of: DType, shape: tuple[int, ...], make: Callable[[], np.ndarray]) -> None:
-        self.dtype, self.shape, self._make = of.np, shape, make
-        self.nbytes = int(np.prod(shape, dtype=np.int64)) * of.np.itemsize
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self._make(), dtype)
-
-
-def lazy_weights(lir: LirModule, values: Mapping[str, np.ndarray]) -> dict[int, LazyArray]:
+def lazy_weights(lir: LirModule, values: Mapping[str, ParamValue]) -> dict[int, LazyArray]:
     """Every weight of a program by node id, from the values of params; what lacks a value is left out."""
     derived = lir.derived
     made: dict[int, LazyArray] = {}
     for node in lir.mir.nodes:
         if node.op.role is Role.CONSTANT:
-            make = _given(node.attrs["value"].array)
+            make, fill = _given(node.attrs["value"].array), None
         elif node.op.role is not Role.PARAM:
             continue
         elif derived is not None and node.attrs["name"] in derived.outputs:
-            wanted = _cone(derived.outputs[node.attrs["name"]])
+            wanted = cone(derived.outputs[node.attrs["name"]])
             if any(n.op.role is Role.PARAM and n.attrs["name"] not in values for n in wanted):
                 continue
-            make = _computed(derived, wanted, values)
+            shape = node.tensor.bind({})
+            make, fill = _computed(derived, wanted, values), _filled(derived, wanted[-1], values, shape)
         elif node.attrs["name"] in values:
-            make = _given(values[node.attrs["name"]])
+            make, fill = _given(values[node.attrs["name"]]), None
         else:
             continue
-        made[node.id] = LazyArray(node.dtype, node.tensor.bind({}), make)
+        made[node.id] = LazyArray(node.dtype, node.tensor.bind({}), make, fill)
     return made
 
 
 def params_without_value(lir: LirModule) -> InputError:
     """The error of a run that reads weights which have no value yet; it names all of them."""
     source = lir.derived or lir.mir
-    made_from = {} if lir.derived is None else {name: _cone(n) for name, n in lir.derived.outputs.items()}
+    made_from = {} if lir.derived is None else {name: cone(n) for name, n in lir.derived.outputs.items()}
     params = [node for node in lir.mir.nodes if node.op.role is Role.PARAM]
     read = [n for node in params for n in made_from.get(node.attrs["name"], [node])]
     names = {n.attrs["name"] for n in read if n.op.role is Role.PARAM} - set(source.param_values)
@@ -69,17 +49,48 @@ def params_without_value(lir: LirModule) -> InputError:
     return InputError(f"{what}; give {'it one' if len(names) == 1 else 'them values'} with set_param")
 
 
-def _given(array: np.ndarray) -> Callable[[], np.ndarray]:
-    return lambda: array
+def _given(array: ParamValue) -> Callable[[], np.ndarray]:
+    return lambda: np.asarray(array)
 
 
 def _computed(
-    derived: Graph, wanted: list[Node], values: Mapping[str, np.ndarray]
+    derived: Graph, wanted: list[Node], values: Mapping[str, ParamValue]
 ) -> Callable[[], np.ndarray]:
     return lambda: _run(derived, wanted, values)
 
 
-def _cone(node: Node) -> list[Node]:
+def _filled(
+    derived: Graph, node: Node, values: Mapping[str, ParamValue], shape: tuple[int, ...]
+) -> Callable[[np.ndarray], None] | None:
+    """What writes a weight to its place; None where only its value is known how to be computed."""
+    if not node.op.has("store_in"):
+        return None
+
+    def fill(place: np.ndarray) -> None:
+        _store(derived, node, values, place.view(node.dtype.np).reshape(shape))
+
+    return fill
+
+
+def _store(derived: Graph, node: Node, values: Mapping[str, ParamValue], place: np.ndarray) -> None:
+    """Write the value of a node where zeros are, and first the others that share the place."""
+    if not node.op.has("store_in"):
+        place[...] = evaluated(derived, node, values)
+        return
+    x, *shared = node.operands
+    for other in shared:
+        _store(derived, other, values, place)
+    value = evaluated(derived, x, values)
+    node.op.store_in(place, value, **node.attrs)
+    drop_pages(value)
+
+
+def evaluated(graph: Graph, node: Node, values: Mapping[str, ParamValue]) -> np.ndarray:
+    """The value of a node of a graph of weights."""
+    return _run(graph, cone(node), values)
+
+
+def cone(node: Node) -> list[Node]:
     """A node and all that it is computed from, operands first."""
     found: dict[int, Node] = {}
     todo = [node]
@@ -91,7 +102,7 @@ def _cone(node: Node) -> list[Node]:
     return [found[id] for id in sorted(found)]
 
 
-def _run(derived: Graph, wanted: list[Node], values: Mapping[str, np.ndarray]) -> np.ndarray:
+def _run(derived: Graph, wanted: list[Node], values: Mapping[str, ParamValue]) -> np.ndarray:
     """The value of the last of these nodes; what is not read again is dropped at once."""
     from rlx.reference.interpreter import Interpreter  # start time: native code needs none
 

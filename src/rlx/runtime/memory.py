@@ -8,16 +8,15 @@ so regions of 2 MiB or more request huge pages.
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 import mmap
-import os
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.errors import ConfigError, OutOfMemoryError, RlxError, UnsupportedError
+from rlx.errors import ConfigError, OutOfMemoryError, RlxError
 from rlx.ir.weights import round_up
+from rlx.system import SYSTEM
 
 PAGE = mmap.PAGESIZE
 HUGE_PAGE = 2 << 20
@@ -143,9 +142,7 @@ def _map(nbytes: int, extra: int) -> mmap.mmap:
     """Pages for `nbytes` and `extra` bytes that the caller did not request."""
     size = max(PAGE, round_up(nbytes + extra, PAGE))
     try:
-        if os.name == "nt":
-            return mmap.mmap(-1, size)
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return SYSTEM.map_pages(size)
     except (OSError, OverflowError, MemoryError) as error:
         raise OutOfMemoryError(
             f"the system has no room for {nbytes:,} bytes ({error}); lower the batch or set a memory budget"
@@ -155,44 +152,26 @@ def _map(nbytes: int, extra: int) -> mmap.mmap:
 def _plain(nbytes: int, align: int, huge: bool, fence: bool) -> Region:
     if huge:
         align = max(align, HUGE_PAGE)
-    fence = fence and os.name != "nt"
+    fence = fence and SYSTEM.has_guard_pages
     room = round_up(nbytes, HUGE_PAGE) if huge else round_up(nbytes, PAGE)
     room += PAGE if fence else 0
     # Pages come aligned; a larger alignment is found inside a larger mapping, whose rest is never touched.
     mapping = _map(nbytes, room - nbytes + (align if align > PAGE else 0))
     whole = np.frombuffer(mapping, np.uint8)
     start = -whole.ctypes.data % align
-    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            mapping.madvise(mmap.MADV_HUGEPAGE, start, room)
-        except OSError:
-            pass  # a kernel without huge pages: the memory is as good, only slower
+    if huge:
+        SYSTEM.use_huge_pages(mapping, start, room)
     if fence:
-        _forbid(whole.ctypes.data + start + round_up(nbytes, PAGE), PAGE)
+        SYSTEM.forbid(whole.ctypes.data + start + round_up(nbytes, PAGE), PAGE)
     return Region(whole, start, nbytes)
 
 
 def _guarded(nbytes: int) -> Region:
     body = max(PAGE, round_up(nbytes, PAGE))
     whole = np.frombuffer(_map(nbytes, body - nbytes + 2 * PAGE), np.uint8)
-    _forbid(whole.ctypes.data, PAGE)
-    _forbid(whole.ctypes.data + PAGE + body, PAGE)
+    SYSTEM.forbid(whole.ctypes.data, PAGE)
+    SYSTEM.forbid(whole.ctypes.data + PAGE + body, PAGE)
     return Region(whole, PAGE + body - nbytes, nbytes, slack=body - nbytes)
-
-
-def _forbid(address: int, nbytes: int) -> None:
-    """Make pages fault on any access."""
-    if os.name == "nt":
-        raise UnsupportedError(
-            "guard pages need mprotect, which Windows does not have; allocate without guard"
-        )
-    if _c_library().mprotect(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), 0) != 0:
-        raise OutOfMemoryError(f"mprotect refused a guard page: {os.strerror(ctypes.get_errno())}")
-
-
-@functools.cache
-def _c_library() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
 
 
 def drop_pages(array: np.ndarray) -> None:
@@ -200,11 +179,11 @@ def drop_pages(array: np.ndarray) -> None:
     base: object = array
     while isinstance(base, (np.ndarray, memoryview)):
         base = base.base if isinstance(base, np.ndarray) else base.obj
-    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED") or not array.flags.c_contiguous:
+    if not isinstance(base, mmap.mmap) or not array.flags.c_contiguous:
         return
     if not memoryview(base).readonly:
         return  # its own pages, which nothing could read again
     start = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
     first, end = round_up(start, PAGE), (start + array.nbytes) // PAGE * PAGE
     if end > first:
-        base.madvise(mmap.MADV_DONTNEED, first, end - first)
+        SYSTEM.drop_pages(base, first, end - first)

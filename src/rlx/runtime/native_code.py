@@ -13,6 +13,7 @@ from rlx.runtime.native import code as native
 from rlx.runtime.native.driver import driver_address, emit_driver, rlx_run_program
 from rlx.runtime.native.pool import emit_pool, prepare
 from rlx.runtime.store.cache import default_cache
+from rlx.system import SYSTEM
 from rlx.target.cpu import Target
 
 if TYPE_CHECKING:
@@ -33,9 +34,10 @@ def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet,
 
 
 def prepare_runs() -> None:
-    """Prepare the code that runs programs: LLVM compiles it where the cache lacks it."""
-    prepare()
-    driver_address(rlx_run_program)
+    """Prepare the code that runs programs, where they do: LLVM compiles it where the cache lacks it."""
+    if SYSTEM.runs_native_code:
+        prepare()
+        driver_address(rlx_run_program)
 
 
 def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> bytes:
@@ -66,9 +68,11 @@ def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, object]:
 
 
 def runtime_blob(target: Target, cache: ObjectCache, streams: bool) -> bytes:
-    """The code that runs programs on machines of this kind, and reads weights if they are streamed: a file
-    that has it runs without a compiler."""
-    emitters = [emit_driver, emit_pool]
+    """The code that runs programs on machines of this kind, guards mapped weights, and reads them if they are
+    streamed: a file that has it runs without a compiler."""
+    from rlx.runtime.native.bus_guard import emit_bus_guard  # start time: for files that are written
+
+    emitters = [emit_driver, emit_pool, emit_bus_guard]
     if streams:
         from rlx.runtime.native.reader import emit_reader  # start time: few programs stream
 

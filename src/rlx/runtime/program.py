@@ -16,6 +16,7 @@ from rlx.crash_report import found_bug
 from rlx.errors import GuardError, InputError, InternalError, UnsupportedError
 from rlx.ir.bind import as_given, check_array
 from rlx.ir.dim import compile_dims
+from rlx.ir.dtype import ParamValue
 from rlx.ir.graph import Node
 from rlx.ir.later import later
 from rlx.ir.op import Role
@@ -26,13 +27,13 @@ from rlx.runtime.context import Context
 from rlx.runtime.debug import check_mode
 from rlx.runtime.entry import SizeEntry, entry_of
 from rlx.runtime.execution import Execution, Given
-from rlx.runtime.exported import Exported
+from rlx.runtime.exported import Exported, Page
 from rlx.runtime.native.driver import RecordError
 from rlx.runtime.sizes import Sizes
 from rlx.runtime.stream import Stream, handles_for
 from rlx.runtime.trace import Run, best_times, spans
 from rlx.runtime.variants import Variants
-from rlx.runtime.weights import Weights
+from rlx.runtime.weights import Params, Weights
 from rlx.target.cpu import host_text
 
 if TYPE_CHECKING:
@@ -240,12 +241,14 @@ class CompiledProgram(Execution):
         name: str | None = None,
         target: str | None = None,
         embed: bool = False,
+        page: bool | Page = False,
     ) -> Exported:
         """Write the program to a folder, to run without Python: for C ("c") or WebAssembly ("wasm").
 
         `bind` gives the smallest and largest size of symbols; others go up to what is assumed, at least 128.
         `name` begins all names of the export, `target` is a target other than the program's own. With
-        `embed`, weights are part of the C library instead of a file.
+        `embed`, weights are part of the C library instead of a file. With `page`, a web page that runs the
+        model is written next to the WebAssembly module. Files appear in the folder when all are written.
 
         >>> import tempfile, rlx
         >>> g = rlx.Graph("twice")
@@ -255,7 +258,9 @@ class CompiledProgram(Execution):
         >>> "twice.h" in made.files
         True
         """
-        made: Exported = later().export(self, folder, kind, bind=bind, name=name, target=target, embed=embed)
+        made: Exported = later().export(
+            self, folder, kind, bind=bind, name=name, target=target, embed=embed, page=page
+        )
         return made
 
     def __reduce__(self) -> tuple[Callable[..., CompiledProgram], tuple[bytes, str, int, str | None]]:
@@ -282,7 +287,13 @@ class CompiledProgram(Execution):
 
     @property
     def param_values(self) -> Mapping[str, np.ndarray]:
-        """The values that params have now."""
+        """The values that params have now. Those that are in memory only as kernels read them, or in a file,
+        are computed or read when they are asked for."""
+        return Params(self._weights.values)
+
+    @property
+    def stored_params(self) -> Mapping[str, ParamValue]:
+        """The same values; some are lazy arrays."""
         return self._weights.values
 
     @property
@@ -297,7 +308,7 @@ class CompiledProgram(Execution):
             self._free.clear()
             self._generation += 1
             for variant in self._variants.made.values() if self._variants else ():
-                if name in variant.param_values:
+                if name in variant.stored_params:
                     variant.set_param(name, value)
 
     # -- running

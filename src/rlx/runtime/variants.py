@@ -100,7 +100,7 @@ class Variants:
         assert program.origin is not None
         graph, plan = self._graph(program, fixed), program.origin.plan
         assert graph is not None
-        graph.param_values |= program.param_values
+        graph.param_values |= program.stored_params
         lir = plan(graph, program.lir.target)
         kernels, code = native_code(lir, resolve(program.lir.target), True)
         return self._make(

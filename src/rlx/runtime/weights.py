@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import RlxError
+from rlx.ir.dtype import LazyArray, ParamValue
 from rlx.ir.weights import weight_start
 from rlx.plan.lir import ALIGNMENT, LirModule, Point
 from rlx.runtime.derive import lazy_weights
 from rlx.runtime.memory import Region, allocate
+from rlx.runtime.recover import recovered_params
 
 if TYPE_CHECKING:
     from rlx.runtime.native.reader import Reader
@@ -22,6 +24,22 @@ Gate = tuple[int, int, int]
 """The position of a point of a run, and the fills first..stop that it waits for."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class Params(Mapping[str, np.ndarray]):
+    """Values of params as arrays, each made when it is asked for."""
+
+    def __init__(self, values: Mapping[str, ParamValue]) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.asarray(self._values[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 class Weights:
@@ -37,7 +55,7 @@ class Weights:
     def __init__(
         self,
         lir: LirModule,
-        values: dict[str, np.ndarray] | None = None,
+        values: dict[str, ParamValue] | None = None,
         memory: dict[int, np.ndarray] | None = None,
         file: Container | None = None,
     ) -> None:
@@ -59,9 +77,16 @@ class Weights:
         region, memory = allocate(max(end, ALIGNMENT), fence=True), {}
         for id, array in arrays.items():
             memory[id] = place = region.array[starts[id] : starts[id] + array.nbytes]
-            place[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            array.write_to(place)
         self.memory, self.region = memory, region
         self._mapped_from = None
+        self._forget_files()
+
+    def _forget_files(self) -> None:
+        """Params that were read from a model file are found in the weights from now on, where they can be."""
+        lazy = {name for name, value in self.values.items() if isinstance(value, LazyArray)}
+        if lazy:
+            self.values |= recovered_params(self.lir, self.memory, lazy)
 
     @property
     def everything(self) -> Mapping[int, np.ndarray]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from rlx import config
 from rlx.errors import CompileError, ConfigError
 from rlx.records import dataclass
+from rlx.system import SYSTEM
 from rlx.target import cpuid
 from rlx.target.prices import DEVICES, Prices
 
@@ -129,7 +130,12 @@ class Target:
 
     def feature_text(self) -> str:
         """The features as LLVM spells them: "+avx2,+fma"."""
-        return ",".join("+" + feature for feature in self.features)
+        return _spelled(self.features)
+
+
+@functools.cache
+def _spelled(features: tuple[str, ...]) -> str:
+    return ",".join("+" + feature for feature in features)
 
 
 _SSE2 = ("cx8", "fxsr", "mmx", "sse", "sse2", "x87")
@@ -248,7 +254,7 @@ def emulated(target: Target) -> Target:
 @functools.cache
 def machine_features() -> frozenset[str]:
     """Features of this machine that the operating system lets programs use, in LLVM's names."""
-    if _is_x86() and platform.system() != "Windows":
+    if _is_x86():
         try:
             return cpuid.features()
         except CompileError:  # a system that lets no memory become executable: it runs no code, but can plan
@@ -318,7 +324,7 @@ def runs_here(target: Target) -> bool:
     >>> runs_here(resolve("host"))
     True
     """
-    return target.x86 == _is_x86() and not target.web and not missing_here(target)
+    return SYSTEM.runs_native_code and target.x86 == _is_x86() and not target.web and not missing_here(target)
 
 
 def missing_here(target: Target) -> tuple[str, ...]:

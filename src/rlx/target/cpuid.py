@@ -10,7 +10,7 @@ import ctypes
 import mmap
 from collections.abc import Callable
 
-from rlx.system import protect
+from rlx.system import SYSTEM
 
 # void ask(u32 leaf, u32 subleaf, u32 out[4]), with the calling convention of all systems but Windows. RBX,
 # which CPUID overwrites, belongs to the caller.
@@ -94,7 +94,7 @@ class _Instructions:
         self._page[: len(_CPUID)] = _CPUID
         self._page[start : start + len(_XGETBV)] = _XGETBV
         at = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
-        protect(at, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC)
+        SYSTEM.protect(at, mmap.PAGESIZE, execute=True)
         number = ctypes.c_uint32
         self._ask = ctypes.CFUNCTYPE(None, number, number, ctypes.POINTER(number))(at)
         self.kept: Callable[[], int] = ctypes.CFUNCTYPE(number)(at + start)

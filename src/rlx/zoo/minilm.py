@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlx import ops
+from rlx.frontend.onnx.lazy_weights import KeptFile
+from rlx.ir.dtype import F32, LazyArray, ParamValue
 from rlx.ir.graph import Graph, Node
 from rlx.ir.mesh import Shard
 
@@ -17,7 +20,7 @@ from rlx.ir.mesh import Shard
 class _Builder:
     """Adds weights as params under their own names."""
 
-    def __init__(self, graph: Graph, weights: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, graph: Graph, weights: Mapping[str, ParamValue]) -> None:
         self.graph, self.weights = graph, weights
 
     def param(self, name: str) -> Node:
@@ -35,7 +38,7 @@ class _Builder:
         return made
 
 
-def build(config: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Graph:
+def build(config: Mapping[str, Any], weights: Mapping[str, ParamValue]) -> Graph:
     """A BERT encoder with mean pooling: token ids and mask in, normalised sentence embeddings out.
 
     Batch and sequence length are symbols: one program serves every size.
@@ -93,10 +96,25 @@ def tensor_parallel(graph: Graph, axis: str = "tp") -> dict[str, dict[str, Shard
     return out
 
 
-def load_graph(folder: Path) -> Graph:
-    """The graph from the files of the zoo's `minilm` entry."""
-    from safetensors.numpy import load_file
-
+def load_graph(folder: Path, lazy: bool = False) -> Graph:
+    """The graph from the files of the zoo's `minilm` entry; `lazy` params are read when they are needed."""
     config = json.loads((folder / "config.json").read_text())
-    weights = load_file(folder / "model.safetensors")
-    return build(config, weights)
+    weights = _weights(KeptFile(folder / "model.safetensors"))
+    return build(config, weights if lazy else {name: np.asarray(w) for name, w in weights.items()})
+
+
+def _weights(file: KeptFile) -> dict[str, LazyArray]:
+    """The tensors of a safetensors file, all of which are f32 here."""
+    start = 8 + int(file.read(0, 8).view("<u8")[0])
+    described = json.loads(file.read(8, start - 8).tobytes())
+    found = {}
+    for name, about in described.items():
+        if about.get("dtype") == "F32":
+            shape, (first, stop) = tuple(about["shape"]), about["data_offsets"]
+            make = partial(_tensor, file, start + first, start + stop, shape)
+            found[name] = LazyArray(F32, shape, make)
+    return found
+
+
+def _tensor(file: KeptFile, first: int, stop: int, shape: tuple[int, ...]) -> np.ndarray:
+    return file.read(first, stop - first).view("<f4").reshape(shape)

@@ -5,7 +5,6 @@ Cache layout: `<RLX_CACHE>/zoo/<id>-<version>/<file name>`. A folder appears the
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -20,6 +19,7 @@ from typing import IO
 
 from rlx import config
 from rlx.errors import ZooError
+from rlx.system import SYSTEM
 from rlx.zoo.lock import File, Model, Wheel
 
 Notify = Callable[[str], None]
@@ -191,5 +191,5 @@ def _replace(new: Path, final: Path) -> None:
 def _locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on `path` between processes; the system frees it if we die."""
     with path.open("a") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        SYSTEM.lock(stream)
         yield

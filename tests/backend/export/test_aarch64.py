@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from op_cases import ALL_OPS, Case, assert_close, cases, features
+from zoo_inputs import MODELS, example_inputs
 
 import rlx
+from exported_programs import Example
 from rlx.errors import UnsupportedError
 from rlx.ir.graph import Graph
 from rlx.reference.interpreter import evaluate
@@ -22,6 +24,10 @@ SAMPLE = (
 ).split()
 
 
+# The compiler, its options and the emulator.
+ON_ARM = ("aarch64-linux-gnu-gcc", ["-static"], ["qemu-aarch64-static"])
+
+
 @pytest.fixture(autouse=True)
 def needs_emulator(require) -> None:  # type: ignore[no-untyped-def]
     require("aarch64")
@@ -31,26 +37,8 @@ def run(
     graph: Graph, sizes: dict[str, int], feed: dict[str, np.ndarray], folder: Path
 ) -> dict[str, np.ndarray]:
     """Outputs of the example program of an export, under QEMU."""
-    program = rlx.compile(graph, threads=1)
-    fixed = {name: (size, size) for name, size in sizes.items()}
-    program.export(folder, "c", bind=fixed, name="net", target="aarch64")
-    command = ["aarch64-linux-gnu-gcc", "-static", "main.c", "libnet.a", "-pthread", "-o", "main"]
-    subprocess.run(command, cwd=folder, check=True)
-    for i, node in enumerate(program.inputs):
-        np.ascontiguousarray(feed[node.attrs["name"]]).tofile(folder / f"{i}.bin")
-    files = [f"{i}.bin" for i in range(len(program.inputs))]
-    done = subprocess.run(
-        ["qemu-aarch64-static", "./main", "net.weights", *files], cwd=folder, capture_output=True, check=False
-    )
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    out, at = {}, 0
-    for name, node in zip(program.output_names, program.outputs, strict=True):
-        shape = node.tensor.bind(sizes)
-        count = int(np.prod(shape, dtype=np.int64)) * node.dtype.itemsize
-        out[name] = np.frombuffer(done.stdout[at : at + count], np.uint8).view(node.dtype.np).reshape(shape)
-        at += count
-    assert at == len(done.stdout)
-    return out
+    example = Example(rlx.compile(graph, threads=1), folder, sizes, "aarch64")
+    return example.run(feed, *ON_ARM)
 
 
 def check_case(case: Case, folder: Path) -> bool:
@@ -71,6 +59,16 @@ def hardest(samples: list[Case]) -> Case:
 @pytest.mark.parametrize("op", [op for op in ALL_OPS if op.name in SAMPLE], ids=lambda op: op.name)
 def test_a_sample_of_ops(op, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     assert any(check_case(case, tmp_path) for case in (hardest(cases(op)), cases(op)[0]))
+
+
+@pytest.mark.parametrize("id", MODELS)
+def test_models(id: str, zoo_path: Callable[..., Path], tmp_path: Path) -> None:
+    zoo_path(id)
+    program = rlx.load(f"zoo:{id}", threads=1)
+    feed = example_inputs(program, id)
+    got = Example(program, tmp_path, MODELS[id], "aarch64").run(feed, *ON_ARM)
+    for name, value in program.run(feed).items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-4)
 
 
 def test_most_ops(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 
 import rlx
+from exported_programs import built, feed_files
+from machines import to_execute
 from rlx import ops
 from rlx.ir.graph import Graph, Node
-
-WARNINGS = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1"]
 
 
 @pytest.fixture(autouse=True)
@@ -49,18 +48,7 @@ def encoder(name: str = "encoder", seed: int = 0) -> Graph:
 
 
 def gcc(folder: Path, output: str, *arguments: str) -> Path:
-    command = ["gcc", *WARNINGS, *arguments, "-pthread", "-o", str(folder / output)]
-    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
-    return folder / output
-
-
-def feed_files(folder: Path, feed: Mapping[str, np.ndarray]) -> list[str]:
-    paths = []
-    for i, array in enumerate(feed.values()):
-        array.tofile(folder / f"{i}.bin")
-        paths.append(str(folder / f"{i}.bin"))
-    return paths
+    return built(folder, "gcc", output, *arguments)
 
 
 def joined(program: rlx.CompiledProgram, feed: Mapping[str, np.ndarray]) -> bytes:
@@ -91,7 +79,7 @@ def test_the_example_has_the_bits_of_the_program(exported: tuple[rlx.CompiledPro
     ):
         main = gcc(folder, f"main_{kind}", "main.c", *files)
         run = subprocess.run(
-            [main, "encoder.weights", *feed_files(folder, FEED)], cwd=folder, capture_output=True
+            [main, "encoder.weights", *feed_files(folder, FEED.values())], cwd=folder, capture_output=True
         )
         assert run.returncode == 0 and not run.stderr, run.stderr
         assert run.stdout == joined(program, FEED), kind
@@ -105,44 +93,63 @@ def test_errors_have_a_text_and_end_the_example(exported: tuple[rlx.CompiledProg
     assert run.stderr.startswith("encoder: error 2: the weights cannot be opened")
 
 
-def test_two_models_in_one_program_and_weights_inside(tmp_path: Path) -> None:
-    """Two exports with the same kernels link into one binary. One has its weights inside. Both are used by
-    two threads at once."""
+def both_models(folder: Path, target: str) -> tuple[Path, bytes]:
+    """A program of two models with the same kernels, one with its weights inside, and what it must print.
+    Three threads run them at once, two of them the same model."""
     programs = {
-        "one": rlx.compile(encoder(seed=0), threads=1),
-        "two": rlx.compile(encoder(seed=9), threads=1),
+        name: rlx.compile(encoder(seed=seed), threads=1, target=target)
+        for name, seed in (("one", 0), ("two", 9))
     }
     for name, program in programs.items():
-        program.export(tmp_path / name, bind=BIND, name=name, embed=name == "two")
-    assert not (tmp_path / "two" / "two.weights").exists()
-    (tmp_path / "both.c").write_text(BOTH)
+        program.export(folder / name, bind=BIND, name=name, embed=name == "two")
+    assert not (folder / "two" / "two.weights").exists()
+    (folder / "both.c").write_text(BOTH)
     files = [f"{name}/lib{name}.a" for name in programs]
-    main = gcc(tmp_path, "both", "both.c", "-D_POSIX_C_SOURCE=200809L", "-Ione", "-Itwo", *files)
-    run = subprocess.run([main, *feed_files(tmp_path, FEED)], cwd=tmp_path, capture_output=True)
+    main = gcc(folder, "both", "both.c", "-g", "-D_POSIX_C_SOURCE=200809L", "-Ione", "-Itwo", *files)
+    one, two = (joined(program, FEED) for program in programs.values())
+    assert one != two
+    return main, one + two + one
+
+
+def test_two_models_in_one_program_and_weights_inside(tmp_path: Path) -> None:
+    main, printed = both_models(tmp_path, "host")
+    run = subprocess.run([main, *feed_files(tmp_path, FEED.values())], cwd=tmp_path, capture_output=True)
     assert run.returncode == 0, run.stderr
-    outputs = [joined(program, FEED) for program in programs.values()]
-    assert run.stdout == b"".join(outputs) and outputs[0] != outputs[1]
+    assert run.stdout == printed
+
+
+VALGRIND = ("valgrind", "--error-exitcode=9", "--leak-check=full", "-q")
 
 
 @pytest.mark.slow
-def test_valgrind_finds_nothing(tmp_path: Path) -> None:
+def test_valgrind_finds_nothing_in_two_models(require, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    require("valgrind")
+    main, printed = both_models(tmp_path, to_execute("x86-64-v3"))
+    command = [*VALGRIND, main, *feed_files(tmp_path, FEED.values())]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True)
+    assert run.returncode == 0 and not run.stderr, run.stderr[-3000:]
+    assert run.stdout == printed
+
+
+@pytest.mark.slow
+def test_valgrind_finds_nothing(require, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """No leak and no invalid access, as x86-64-v3: valgrind knows no AVX-512."""
-    if shutil.which("valgrind") is None:
-        pytest.skip("valgrind is not installed")
+    require("valgrind")
     program = rlx.compile(encoder(), threads=1)
     program.export(tmp_path, bind=BIND, target="x86-64-v3")
     main = gcc(tmp_path, "main", "main.c", "libencoder.a", "-g")
-    command = ["valgrind", "--error-exitcode=9", "--leak-check=full", "-q", str(main), "encoder.weights"]
-    run = subprocess.run([*command, *feed_files(tmp_path, FEED)], cwd=tmp_path, capture_output=True)
+    command = [*VALGRIND, str(main), "encoder.weights"]
+    run = subprocess.run([*command, *feed_files(tmp_path, FEED.values())], cwd=tmp_path, capture_output=True)
     assert run.returncode == 0, run.stderr[-3000:]
     wanted = rlx.compile(encoder(), threads=1, target="x86-64-v3")
     assert run.stdout == joined(wanted, FEED)
 
 
 @pytest.mark.slow
-def test_cmake_builds_the_example(exported: tuple[rlx.CompiledProgram, Path], tmp_path: Path) -> None:
-    if shutil.which("cmake") is None:
-        pytest.skip("cmake is not installed")
+def test_cmake_builds_the_example(  # type: ignore[no-untyped-def]
+    exported: tuple[rlx.CompiledProgram, Path], require, tmp_path: Path
+) -> None:
+    require("cmake")
     _, folder = exported
     for command in (["cmake", "-S", str(folder), "-B", str(tmp_path)], ["cmake", "--build", str(tmp_path)]):
         made = subprocess.run(command, capture_output=True, text=True)
@@ -158,7 +165,7 @@ BOTH = """
 #include "two.h"
 
 static const char **files;
-static float out[2][2 * 7 * 32 + 2 * 32];
+static float out[3][2 * 7 * 32 + 2 * 32];
 
 static void load(const char *path, void *to, size_t bytes) {
     FILE *file = fopen(path, "rb");
@@ -166,8 +173,9 @@ static void load(const char *path, void *to, size_t bytes) {
     if (file != NULL) fclose(file);
 }
 
-#define RUN(name, path, at)                                                    \\
-    static void *run_##name(void *unused) {                                    \\
+#define RUN(name, path)                                                        \\
+    static void *run_##name(void *argument) {                                  \\
+        float *result = argument;                                              \\
         name *model;                                                           \\
         const int64_t sizes[] = {2, 7};                                        \\
         int code = name##_open(&model, path, 1);                               \\
@@ -176,25 +184,23 @@ static void load(const char *path, void *to, size_t bytes) {
         load(files[2], name##_input(model, 1), 2 * 7);                         \\
         for (int i = 0; i < 50 && code == 0; i++) code = name##_run(model);    \\
         if (code != 0) fprintf(stderr, "%s\\n", name##_error(code));            \\
-        memcpy(out[at], name##_output(model, 0), sizeof(float) * 2 * 7 * 32);  \\
-        memcpy(out[at] + 2 * 7 * 32, name##_output(model, 1), sizeof(float) * 2 * 32); \\
+        memcpy(result, name##_output(model, 0), sizeof(float) * 2 * 7 * 32);   \\
+        memcpy(result + 2 * 7 * 32, name##_output(model, 1), sizeof(float) * 2 * 32); \\
         name##_close(model);                                                   \\
-        return code == 0 ? NULL : unused;                                      \\
+        return code == 0 ? NULL : argument;                                    \\
     }
 
-RUN(one, "one/one.weights", 0)
-RUN(two, NULL, 1)
+RUN(one, "one/one.weights")
+RUN(two, NULL)
 
 int main(int argc, char **argv) {
-    pthread_t threads[2];
-    void *failed[2];
+    pthread_t threads[3];
+    void *failed[3];
     files = (const char **)argv;
     if (argc != 3) return 2;
-    pthread_create(&threads[0], NULL, run_one, &failed);
-    pthread_create(&threads[1], NULL, run_two, &failed);
-    pthread_join(threads[0], &failed[0]);
-    pthread_join(threads[1], &failed[1]);
+    for (int i = 0; i < 3; i++) pthread_create(&threads[i], NULL, i == 1 ? run_two : run_one, out[i]);
+    for (int i = 0; i < 3; i++) pthread_join(threads[i], &failed[i]);
     fwrite(out, 1, sizeof(out), stdout);
-    return failed[0] != NULL || failed[1] != NULL;
+    return failed[0] != NULL || failed[1] != NULL || failed[2] != NULL;
 }
 """

@@ -23,7 +23,7 @@ Feed = Mapping[str, np.ndarray]
 
 # One of each kind of kernel, and of each kind of control flow.
 SAMPLE = (
-    "add attention cond conv cumsum erf gather layer_norm loop matmul max_pool quantized_matmul rope scan "
+    "add attention cond conv cumsum erf gather layer_norm loop matmul max_pool matmul_integer rope scan "
     "scatter softmax sort where"
 ).split()
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from measured import grows
-from rlx.codegen.native import waiting
 from rlx.codegen.native.irtext import Bool, Module, Value, constant
 from rlx.codegen.native.jit import Code, compile_object
 from rlx.errors import ConfigError
@@ -330,20 +329,6 @@ def test_a_library_that_pins_the_main_thread_does_not_pin_the_workers(count: int
 
 
 # --- other systems --------------------------------------------------------------------------------
-
-
-@two_cores
-def test_without_futexes_workers_nap(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path of systems other than Linux; all it calls is there on Linux too."""
-    monkeypatch.setattr(waiting, "_futex_number", lambda target: None)
-    functions = pool_module._Functions(native.build(emit_pool))
-    monkeypatch.setattr(pool_module, "_functions", lambda: functions)
-    cells = Cells(2)
-    with Pool(2, spin_us=0) as pool:
-        for _ in range(50):
-            pool.run(count, cells.address)
-            time.sleep(0.001)
-    assert cells == [50, 50]
 
 
 @pytest.mark.parametrize("name", ["aarch64", "x86-64", "x86-64-v4"])

@@ -89,11 +89,11 @@ def test_features_need_no_llvm() -> None:
 
 @needs_x86
 def test_a_system_that_lets_nothing_be_executed_still_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise CompileError("the system does not let memory become executable")
 
     known = machine_features()
-    monkeypatch.setattr(cpuid, "protect", refuse)
+    monkeypatch.setattr(cpuid.SYSTEM, "protect", refuse)
     asked = {feature for target in targets() if target.x86 for feature in target.features}
     assert machine_features.__wrapped__() & asked == known & asked
 
@@ -243,7 +243,7 @@ def test_no_code_beyond_the_host_is_loaded(monkeypatch: pytest.MonkeyPatch) -> N
 def test_all_machine_code_passes_one_gate() -> None:
     """Whatever is executed is mapped by `load_all`; CPUID's own page is the one exception."""
     package = Path(rlx.__file__).parent
-    mappers = ("MappedObject(", "create_mcjit_compiler", "PROT_EXEC")
+    mappers = ("MappedObject(", "create_mcjit_compiler", "SYSTEM.protect(")
     found = {
         path.relative_to(package).as_posix()
         for path in package.rglob("*.py")

@@ -198,6 +198,15 @@ def slope_of_a_softmax(x: Any, w: Any) -> Any:
     return rlx.grad(lambda x: ops.sum(ops.sin(ops.softmax(ops.layer_norm(x, w[0], w[1])))))(x)
 
 
+def curve_of_a_quotient(x: Any, y: Any) -> Any:
+    """Known sizes fold the sum of a constant, which an open size leaves as a reduction."""
+
+    def slope(x: Any) -> Any:
+        return ops.sum(rlx.grad(lambda x: ops.sum(ops.sin(ops.sum(y, axis=1) / ops.sum(x, axis=1))))(x) * 0.5)
+
+    return rlx.grad(slope)(x)
+
+
 def sum_of_a_part(x: Any) -> Any:
     """With symbols nobody knows that rows of the part are rows in memory."""
     return ops.sum(ops.abs(ops.reshape(ops.reshape(x, (-1,))[:80], (4, 20)) + 1.0), axis=1)
@@ -224,6 +233,9 @@ case(
     "gradient by an image of a convolution in steps",
     lambda x, w: rlx.grad(lambda x: ops.sum(ops.sin(ops.conv(x, w, strides=3, groups=2, padding=1))))(x),
 )(lambda: [(made(1, 6, 2, n), made(4, 3, 2, 1)) for n in (2, 3, 7)])
+case("second derivative of a quotient of sums", curve_of_a_quotient)(
+    lambda: [(made(1, n, 1), made(1, n + 1, n + 1)) for n in (2, 5, 33)]
+)
 case("sum of a part", sum_of_a_part)(lambda: [(made(n, 2, 65),) for n in (2, 3, 31)])
 case("sum of a transpose", sum_of_a_transpose)(lambda: [(made(n, n + 1),) for n in (2, 7, 40, 130)])
 case("sums of two widths", sums_of_two_widths)(lambda: [(made(3, n),) for n in (2, 7, 40, 700)])

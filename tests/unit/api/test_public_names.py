@@ -84,7 +84,7 @@ def test_a_graph_has_its_nodes_and_outputs() -> None:
     assert len(list(g.nodes)) == 1 and list(g.outputs) == ["y"]
 
 
-PACKAGES = ("rlx", "rlx.ops", "rlx.cost", "rlx.driver", "rlx.driver.copy", "rlx.dist")
+PACKAGES = ("rlx", "rlx.ops", "rlx.cost", "rlx.driver", "rlx.driver.copy", "rlx.dist", "rlx.ir.op")
 
 
 @pytest.mark.parametrize("package", PACKAGES)

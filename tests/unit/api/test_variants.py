@@ -15,6 +15,8 @@ from rlx.errors import GuardError
 from rlx.ir.resize import with_sizes
 from rlx.runtime import variants
 
+pytestmark = pytest.mark.usefixtures("each_origin")
+
 
 def floats(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).uniform(-1, 1, shape).astype(np.float32)
@@ -138,3 +140,26 @@ def test_short_rows_are_mirrored_more_than_once() -> None:
     for m in (8, 1, 3, 8):
         x = np.arange(m, dtype=np.float32)[None]
         np.testing.assert_array_equal(program.run({"x": x})["y"], np.pad(x, ((0, 0), (0, 6)), "reflect"))
+
+
+def test_a_size_that_may_mean_two_is_refused() -> None:
+    """m may mean the columns of x, or those of the quotient, which are more where m is 1."""
+    g = rlx.Graph("rows")
+    d, x = g.input("d", ("n",), "f32"), g.input("x", ("n", "m"), "f32")
+    g.output("first", (x / d)[0])
+    program = rlx.compile(g)
+    assert program.run({"d": np.ones(3, np.float32), "x": floats(3, 3)})["first"].shape == (3,)
+    with pytest.raises(GuardError, match="assumed m equals n"):
+        program.run({"d": np.ones(3, np.float32), "x": floats(3, 1)})
+
+
+def test_a_whole_axis_that_was_not_stretched_is_sliced() -> None:
+    g = rlx.Graph("rows")
+    d, x = g.input("d", ("n",), "f32"), g.input("x", ("n", "m"), "f32")
+    g.output("quotient", x / d)
+    g.output("first", x[0])
+    program = rlx.compile(g)
+    wide, given = np.full(3, 2, np.float32), floats(3, 1)
+    out = program.run({"d": wide, "x": given})
+    np.testing.assert_array_equal(out["quotient"], given / wide)
+    np.testing.assert_array_equal(out["first"], given[0])

@@ -75,17 +75,6 @@ def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
         main(["zoo", "path", "minilm"])
 
 
-@pytest.mark.parametrize("package", ["click", "rich"])
-def test_without_the_cli_extra(package: str) -> None:
-    hide = f"import sys; sys.modules[{package!r}] = None"
-    code = f"{hide}\nfrom rlx.cli.main import main; sys.exit(main(['zoo', 'list']))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1
-    assert done.stderr == (
-        f"rlx: the package {package!r} is missing; in your clone of RLX run: pip install '.[cli]'\n"
-    )
-
-
 @pytest.mark.parametrize("command", [["zoo", "list"], ["zoo", "list", "--json"], ["--version"]])
 def test_a_reader_that_leaves_gets_no_complaint(command: list[str]) -> None:
     code = "import sys\nfrom rlx.cli.main import main; sys.exit(main(sys.argv[1:]))"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import rlx
 from rlx import ops
+from rlx.cli import output
 from rlx.cli.main import main
 from rlx.runtime.store.artifact import Artifact
 from rlx.target.cpu import runs_here, targets
@@ -55,6 +58,8 @@ def test_json_for_machines(model: str, tmp_path: Path, capsys: pytest.CaptureFix
         (["--c", "a", "--name", "int"], 1, "name 'int' is not an identifier of C"),
         (["--c", "a", "--target", "wasm32"], 1, "not for target wasm32; choose x86-64-v4"),
         (["--wasm", "a", "--embed"], 1, "leave out embed"),
+        (["--wasm", "a", "--context", "9"], 2, "--context is for language models"),
+        (["--c", "a", "--page"], 2, "--page goes with --wasm DIR"),
     ],
 )
 def test_errors_say_what_to_do(
@@ -84,3 +89,50 @@ def test_a_file_for_another_machine_has_its_code_alone(
     assert f'target "{other}"' in (tmp_path / "net.plan").read_text()
     x = np.zeros((2, 4), np.float32)
     np.testing.assert_array_equal(rlx.load(tmp_path / "net.rlx")(x), np.ones_like(x))
+
+
+class Terminal:
+    """Stands for the console: what its status line has said."""
+
+    is_terminal = True
+
+    def __init__(self, **how: object) -> None:
+        pass
+
+    @contextmanager
+    def status(self, first: object) -> Iterator[Terminal]:
+        SAID.append(str(first))
+        yield self
+
+    def update(self, line: object) -> None:
+        SAID.append(str(line))
+
+
+SAID: list[str] = []
+
+
+@pytest.mark.parametrize("flag", ["--c", "--wasm"])
+def test_a_terminal_sees_the_steps(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    SAID.clear()
+    monkeypatch.setattr(output, "Console", Terminal)
+    assert main(["export", model, flag, str(tmp_path / "out")]) == 0
+    assert main(["compile", model, "-o", str(tmp_path / "net.rlx")]) == 0
+    steps = ["loading", "importing", "compiling 'two words'", "exporting", "compiling small_net", "writing"]
+    for step in steps:
+        assert any(line.startswith(step) for line in SAID), (step, SAID)
+
+
+def test_an_interrupted_export_leaves_nothing(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pressed(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr("rlx.export.wasm.write_weights", pressed)
+    assert main(["export", model, "--wasm", str(tmp_path / "web"), "--json"]) == 130
+    told = capsys.readouterr()
+    assert told.err.strip() == "rlx: interrupted" and not told.out
+    assert set(tmp_path.iterdir()) == before

@@ -29,7 +29,7 @@ def test_generated_pages_are_up_to_date() -> None:
 
 def test_the_readme_shows_rows_of_the_page_of_benchmarks() -> None:
     maker = runpy.run_path(str(ROOT / "docs" / "make_readme_table.py"))
-    readme, page = (ROOT / name for name in ("README.md", "docs/benchmarks.md"))
+    readme, page = ROOT / "README.md", maker["PAGE"]
     text = readme.read_text(encoding="utf-8")
     made = maker["with_table"](text, page.read_text(encoding="utf-8"))
     assert made == text, "run python docs/make_readme_table.py"
@@ -37,6 +37,16 @@ def test_the_readme_shows_rows_of_the_page_of_benchmarks() -> None:
     assert drawn == maker["chart"](page.read_text(encoding="utf-8")), "run python docs/make_readme_table.py"
     measured = maker["commit"](page.read_text(encoding="utf-8"))
     assert f"not measured since {measured}" in text or f"measured at commit {measured}" in text
+
+
+def test_every_kind_of_machine_is_listed_with_its_commit() -> None:
+    maker = runpy.run_path(str(ROOT / "docs" / "make_readme_table.py"))
+    index = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    pages = sorted((ROOT / "docs" / "benchmarks").glob("*.md"))
+    assert maker["PAGE"] in pages
+    for page in pages:
+        (row,) = (line for line in index.splitlines() if f"(benchmarks/{page.name})" in line)
+        assert maker["commit"](page.read_text(encoding="utf-8")) in row, f"docs/benchmarks.md: {page.stem}"
 
 
 def code_of(page: Path) -> list[str]:

@@ -17,6 +17,7 @@ from rlx.reference.interpreter import evaluate
 
 X = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
 AT = np.array([1, 0])
+ROWS = np.ones((2, 3, 1), np.float32)
 PLACES = np.array([[[1, 0, 2, 1, 1, 0, 0, 2]]] * 2)
 SCALE, ZERO = np.array([0.1, 0.2, 0.3], np.float32), np.array([1, 0, 2], np.int8)
 
@@ -56,6 +57,10 @@ CASES: dict[str, tuple[int, Callable[[Any, int], Any]]] = {
     "top_k": (2, lambda x, a: ops.top_k(x, 2, a)),
     "transpose": (2, lambda x, a: ops.transpose(x, (0, a, 1))),
     "unique": (1, lambda x, a: ops.unique(x, axis=a)),
+    "write_pages": (
+        2,
+        lambda x, a: ops.write_pages(x[..., None], ROWS, AT, a if a >= 0 else a - 1),
+    ),
     "welch": (2, lambda x, a: ops.welch(x, nperseg=4, axis=a)[1]),
     "welch_peaks": (2, lambda x, a: ops.welch_peaks(x, 2, nperseg=4, axis=a)),
 }

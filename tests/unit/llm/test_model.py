@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_decoders as tiny
-import tokenizers
+from tiny_chat import write_chat_model
 
 import rlx
 from rlx.cli.main import main
@@ -18,30 +18,10 @@ from rlx.errors import BudgetError, ConfigError, FormatError, InputError, ModelI
 from rlx.llm import LanguageModel
 from rlx.llm.memory import memory_of
 
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
-    "{{ '<|im_start|>assistant\n' }}"
-)
-
-
-def write_tokenizer(folder: Path) -> None:
-    words = ["<|im_start|>", "<|im_end|>", *map(chr, range(32, 96)), *map(chr, range(97, 126)), "\n"]
-    model = tokenizers.Tokenizer(
-        tokenizers.models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True)
-    )
-    model.add_special_tokens(words[:2])
-    model.save(str(folder / "tokenizer.json"))
-    settings = {"eos_token": "<|im_end|>", "add_bos_token": False, "chat_template": CHATML}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    config = {**tiny.CONFIGS["llama"], "num_hidden_layers": 1}
-    tiny.write_folder(path, config, tiny.random_weights(config))
-    write_tokenizer(path)
-    return path
+    return write_chat_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ from rlx.errors import ModelImportError  # noqa: E402
 from rlx.frontend.onnx.order import in_order  # noqa: E402
 from rlx.reference.interpreter import evaluate  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("each_origin")
+
 MODEL = """
 <ir_version: 9, opset_import: ["": 17, "local": 1]>
 net (float[N] x, bool go) => (float[N] y)

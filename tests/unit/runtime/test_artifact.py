@@ -197,19 +197,25 @@ def test_kernels_with_another_calling_convention_are_not_called(
             kernels.KernelSet.recall(json.dumps(description | changed))
 
 
-def test_weights_are_mapped_and_aligned(tmp_path: Path) -> None:
+def test_weights_are_mapped_and_aligned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     g = rlx.Graph("large")
     value = np.random.default_rng(0).standard_normal((1 << 10, 1 << 10)).astype(np.float32)
     g.output(
         "y", g.input("x", (1 << 10,), "f32") + rlx.ops.sum(g.param("p", value.shape, "f32", value), axis=0)
     )
     rlx.compile(g).save(tmp_path / "large.rlx")
+    monkeypatch.setattr(container, "MOST_READ", 64 << 20)
     raw = container.Container(tmp_path / "large.rlx").raw(0)
     assert not raw.flags.writeable and raw.ctypes.data % (2 << 20) == 0
     own = tmp_path / "cache" / "own.rlx"
     own.write_bytes((tmp_path / "large.rlx").read_bytes())
     maps = Path("/proc/self/maps")
-    for path, mapped in ((tmp_path / "large.rlx", False), (own, True)):
+    for path, most_read, mapped in (
+        (tmp_path / "large.rlx", 64 << 20, False),
+        (tmp_path / "large.rlx", 1 << 20, True),
+        (own, 64 << 20, True),
+    ):
+        monkeypatch.setattr(container, "MOST_READ", most_read)
         loaded = rlx.load(path)
         if maps.exists():
             assert (path.name in maps.read_text()) == mapped

@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from rlx.codegen.native import waiting
 from rlx.codegen.native.jit import compile_and_load
 from rlx.driver import FileMemory, HostMemory, Tile
 from rlx.driver.copy import (
@@ -36,7 +35,7 @@ from rlx.driver.copy import (
     native,
     pipelined,
 )
-from rlx.driver.copy.native import RING_ENTRIES, Field
+from rlx.driver.copy.native import RING_ENTRIES, CopyControl
 from rlx.driver.copy.thread import _Shared
 from rlx.driver.region import plan_transfer
 from rlx.driver.worker import Control
@@ -292,20 +291,17 @@ def test_a_disk_error_is_named(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(bytes(50))
     with ThreadCopy() as engine:
-        original = int(engine._shared.control[Field.PREAD])
-        engine._shared.control[Field.PREAD] = ctypes.cast(broken_read, ctypes.c_void_p).value
+        original = int(engine._shared.control[CopyControl.PREAD])
+        engine._shared.control[CopyControl.PREAD] = ctypes.cast(broken_read, ctypes.c_void_p).value
         token = engine.issue(FileMemory(path), np.zeros(50, np.uint8))
         with pytest.raises(CopyError, match="Input/output error; check the disk"):
             engine.wait(token)
-        engine._shared.control[Field.PREAD] = original
+        engine._shared.control[CopyControl.PREAD] = original
         engine.wait(engine.issue(FileMemory(path), np.ones(50, np.uint8)))
 
 
-@pytest.mark.parametrize("futexes", [True, False])
-def test_worker_and_waiters_sleep_and_wake(futexes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_and_waiters_sleep_and_wake() -> None:
     """Without spinning, every copy puts the worker and both waiters to sleep; no wake-up may be lost."""
-    if not futexes:  # the path of systems other than Linux
-        monkeypatch.setattr(waiting, "_futex_number", lambda target: None)
     host = resolve("host")
     copy = native.NativeCopy.of(compile_and_load(native.emit(host), host))
     shared = _Shared(1 << 30)
@@ -314,7 +310,7 @@ def test_worker_and_waiters_sleep_and_wake(futexes: bool, monkeypatch: pytest.Mo
     entry = struct.pack("10q", source.ctypes.data, out.ctypes.data, 0, 0, 0, 0, 64, -1, 0, 0)
     shared.ring[: len(entry) * RING_ENTRIES] = entry * RING_ENTRIES
     threads = [threading.Thread(target=copy.work, args=(shared.address,))]
-    rounds = 2000 if futexes else 100
+    rounds = 2000
     done = []
 
     def wait_for_all() -> None:

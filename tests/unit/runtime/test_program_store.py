@@ -15,7 +15,6 @@ from stored_models import X, network, set_own_folders
 
 import rlx
 from machines import another
-from rlx import files
 from rlx.api import session
 from rlx.codegen.native import jit
 from rlx.files import UNFINISHED, identity
@@ -26,6 +25,7 @@ from rlx.runtime.store import programs
 from rlx.runtime.store.artifact import Artifact
 from rlx.runtime.store.cache import CacheWarning, default_cache
 from rlx.runtime.store.programs import ProgramStore, wait_until_stored
+from rlx.system import SYSTEM
 
 own_folders = pytest.fixture(autouse=True)(set_own_folders)
 
@@ -138,8 +138,8 @@ def test_a_model_that_is_replaced_while_it_is_loaded_is_not_stored(
         os.replace(fresh, path)
 
     if moment == "read":
-        real = onnx_frontend.from_onnx
-        monkeypatch.setattr(onnx_frontend, "from_onnx", lambda *a, **b: (replace(), real(*a, **b))[1])
+        real = onnx_frontend.from_file
+        monkeypatch.setattr(onnx_frontend, "from_file", lambda *a, **b: (replace(), real(*a, **b))[1])
     elif moment == "compiled":
         compile = session._compile
         monkeypatch.setattr(session, "_compile", lambda *given: (compile(*given), replace())[0])
@@ -203,7 +203,7 @@ else:
     entries = store.info().entries
     assert entries >= 1 and store.info().nbytes >= first.stat().st_size
     with open(first, "rb") as writer:  # as if it were still written
-        assert files._lock(writer)
+        assert SYSTEM.lock(writer)
         store.clear()
         assert first.exists() and not any(left.exists() for left in more)
     assert store.clear() == 1 and not first.exists() and store.info().entries == 0
@@ -258,7 +258,7 @@ def test_a_damaged_entry_is_replaced(onnx_file: Path) -> None:
 def test_the_store_is_bounded(onnx_file: Path) -> None:
     program = rlx.load(onnx_file)
     size = ProgramStore().info().nbytes
-    store, known = ProgramStore(limit=size * 5 // 2), (str(onnx_file), identity(onnx_file))
+    store, known = ProgramStore(limit=size * 9 // 4), (str(onnx_file), identity(onnx_file))
     for number in range(5):
         store.put(program, known, {"number": number})
     assert store.info().entries == 2

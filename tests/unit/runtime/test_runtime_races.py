@@ -14,10 +14,10 @@ from rlx.codegen.native.irtext import Function, Value, constant
 from rlx.driver.region import FileMemory
 from rlx.runtime.native import code as native
 from rlx.runtime.native import reader as reader_module
-from rlx.runtime.native.reader import Field, Fill, Reader
+from rlx.runtime.native.reader import Fill, Reader, ReaderControl
 from rlx.runtime.store import programs, trust
 
-HOOK = Field.FIELDS - 1  # a field of the control block that nobody uses
+HOOK = ReaderControl.FIELDS - 1  # a field of the control block that nobody uses
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def stopped_claims(monkeypatch: pytest.MonkeyPatch) -> Any:
     claim = Function.compare_exchange
 
     def stopped(f: Function, place: Value, expected: Value, new: Value) -> tuple[Value, Value]:
-        hook = f.load("ptr", f.gep(place, HOOK - Field.NEXT, "i64"))
+        hook = f.load("ptr", f.gep(place, HOOK - ReaderControl.NEXT, "i64"))
         f.branch(f.cmp("ne", hook, constant("ptr", 0)), lambda: f.call(hook, []))
         return claim(f, place, expected, new)
 

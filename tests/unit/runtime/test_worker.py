@@ -19,7 +19,7 @@ from rlx.codegen.native.notation import emit_all, native
 from rlx.codegen.native.words import at, atomic_load, atomic_rmw, atomic_store, call, field, i64, ptr
 from rlx.driver import FileMemory
 from rlx.driver.copy import ThreadCopy
-from rlx.driver.copy.native import Field
+from rlx.driver.copy.native import CopyControl
 from rlx.driver.worker import Control, Worker, rlx_stop_worker, signal, work
 from rlx.runtime.memory import table
 from rlx.runtime.native.code import build
@@ -181,7 +181,7 @@ def test_a_forgotten_engine_keeps_memory_until_its_copies_are_done(tmp_path: Pat
         alive.append(there() is not None)
         return nbytes
 
-    control[Field.PREAD] = ctypes.cast(read, ctypes.c_void_p).value
+    control[CopyControl.PREAD] = ctypes.cast(read, ctypes.c_void_p).value
     engine.issue(FileMemory(tmp_path / "file"), target)
     del target
     del engine

@@ -92,9 +92,11 @@ class Expression:
     """... except of these, which an earlier pass has read."""
 
     def __call__(self, s: Scalar) -> Value:
-        if s not in self.memo:
-            self.memo[s] = self.saved[s]() if s in self.saved else self._emit(s)
-        return self.memo[s]
+        found = self.memo.get(s)
+        if found is None:
+            saved = self.saved.get(s) if self.saved else None
+            found = self.memo[s] = self._emit(s) if saved is None else saved()
+        return found
 
     def vector(self, s: Scalar) -> Word:
         """The expression in every lane."""
@@ -105,15 +107,24 @@ class Expression:
         return 1 if self.lane is None else self.lane.width
 
     def _spread(self, x: Value) -> Value:
-        return self.fn.splat(x, self.width) if x.width == 1 and self.width > 1 else x
+        if self.lane is None or self.lane.width == 1 or x.width > 1:
+            return x
+        return self.fn.splat(x, self.lane.width)
 
     def _together(self, values: list[Value]) -> list[Value]:
-        return [self._spread(v) for v in values] if any(v.width > 1 for v in values) else values
+        for v in values:
+            if v.width > 1:
+                return [self._spread(v) for v in values]
+        return values
 
     # -- leaves and primitives
 
     def _emit(self, s: Scalar) -> Value:
         fn = self.fn
+        emit = PRIMITIVES.get(s.prim)
+        if emit is not None:
+            args = self._together([self(a) for a in s.args])
+            return emit(fn, s.args[-1].dtype, args)
         if s.prim == "const":
             return constant(register_type(s.dtype), s.data)
         if s.prim == "axis":
@@ -132,11 +143,7 @@ class Expression:
                 rounded, byte, zero = level
                 return emit_level(fn, self(rounded), byte, zero, s.dtype)
             return emit_cast(fn, self(s.args[0]), s.args[0].dtype, s.dtype, s.data)
-        if s.prim not in PRIMITIVES:
-            raise UnsupportedError(f"primitive {s.prim!r} has no native code")
-        args = self._together([self(a) for a in s.args])
-        dtype = s.args[-1].dtype
-        return PRIMITIVES[s.prim](fn, dtype, args)
+        raise UnsupportedError(f"primitive {s.prim!r} has no native code")
 
     def _axis(self, number: int) -> Value:
         fn = self.fn

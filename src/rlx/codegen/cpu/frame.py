@@ -44,7 +44,8 @@ class ArgumentTable:
     def __init__(self, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> None:
         self.inputs, self.outputs = list(inputs), list(outputs)
         self._dims: dict[Dim, int] = {}
-        self._read: dict[tuple[str, int], Value] = {}
+        self._read: dict[tuple[str, int], Value] = {}  # by function
+        self._operands: dict[tuple[str, int], Operand] = {}
 
     @property
     def dims(self) -> tuple[Dim, ...]:
@@ -54,10 +55,11 @@ class ArgumentTable:
     def field(self, fn: Function, index: int, type_: str = "i64") -> Value:
         """Field of the argument table, read once at the entry of `fn` (its args[0] is the table)."""
         key = (fn.name, index)
-        if key not in self._read:
-            place = fn.at_entry("ptr", f"getelementptr i64, {fn.args[0]}, i64 {index}")
-            self._read[key] = fn.at_entry(type_, f"load {type_}, {place}, align 8")
-        return self._read[key]
+        found = self._read.get(key)
+        if found is None:
+            place = fn.at_entry("ptr", f"getelementptr i64, {fn.args[0]}, i64 {index}").text
+            found = self._read[key] = fn.at_entry(type_, f"load {type_}, ptr {place}, align 8")
+        return found
 
     def dim(self, fn: Function, d: Dim) -> Int:
         """A size: known ones are ints, the others fields of the table."""
@@ -68,8 +70,13 @@ class ArgumentTable:
 
     def operand(self, fn: Function, number: int) -> Operand:
         """An operand, inputs first."""
-        slot = (self.inputs + self.outputs)[number]
-        return Operand(self.field(fn, FIRST_OPERAND + number, "ptr"), slot.shape, slot.steps)
+        key = (fn.name, number)
+        found = self._operands.get(key)
+        if found is None:
+            slot = (self.inputs + self.outputs)[number]
+            pointer = self.field(fn, FIRST_OPERAND + number, "ptr")
+            found = self._operands[key] = Operand(pointer, slot.shape, slot.steps)
+        return found
 
     def operands(self, fn: Function) -> list[Operand]:
         """All inputs."""

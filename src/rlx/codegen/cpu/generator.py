@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 
-FOLDERS = ("codegen", "cost", "ir", "kernel", "ops", "plan", "rewrite", "target")
+FOLDERS = ("codegen", "cost", "ir", "kernel", "ops", "plan", "rewrite", "system", "target")
 """What the code generator imports, directly or not; modules outside these folders count, too."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rlx.codegen.cpu.attention.paged import emit_paged_attention
 from rlx.codegen.cpu.frame import Slot
 from rlx.codegen.cpu.kernels import EmittedKernel
 from rlx.codegen.cpu.nonzero import emit_nonzero
@@ -11,7 +12,10 @@ from rlx.codegen.native.irtext import Module
 from rlx.errors import UnsupportedError
 from rlx.kernel.form import Template
 
-KINDS: dict[str, Callable[..., EmittedKernel]] = {"nonzero": emit_nonzero}
+KINDS: dict[str, Callable[..., EmittedKernel]] = {
+    "nonzero": emit_nonzero,
+    "paged_attention": emit_paged_attention,
+}
 
 
 def emit_template(

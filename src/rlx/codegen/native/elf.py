@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from rlx.errors import CompileError
-from rlx.system import libc, protect
+from rlx.system import SYSTEM
 
 _MACHINE_X86_64, _MACHINE_AARCH64 = 62, 183
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -220,10 +220,9 @@ class MappedObject:
     def _protect(self, ends: tuple[int, int, int]) -> None:
         """Make code executable. Where instructions have a cache of their own, Linux empties it for pages that
         become executable for the first time; nothing is written to them afterwards."""
-        read, execute = mmap.PROT_READ, mmap.PROT_EXEC
-        for start, end, protection in ((0, ends[0], read | execute), (ends[0], ends[1], read)):
+        for start, end, execute in ((0, ends[0], True), (ends[0], ends[1], False)):
             if end > start:
-                protect(self._base + start, end - start, protection)
+                SYSTEM.protect(self._base + start, end - start, execute)
 
 
 def relocate_arm(memory: mmap.mmap | bytearray, place: int, kind: int, target: int, here: int) -> None:
@@ -271,7 +270,7 @@ def _near(distance: int, reach: int) -> int:
 def process_symbol(name: str) -> int:
     """Address of a function of this process: libc's `memcpy`, for one."""
     try:
-        found = ctypes.cast(getattr(libc(), name), ctypes.c_void_p).value
+        found = ctypes.cast(getattr(SYSTEM.c_library(), name), ctypes.c_void_p).value
     except AttributeError:
         found = None
     if not found:

@@ -119,6 +119,8 @@ class Flow(Lanes):
 
     def _word(self, x: Int) -> str:
         """How instructions on words write `x`."""
+        if x.__class__ is int and -(1 << 63) <= x < 1 << 63:
+            return str(x)
         value = x if x.__class__ is Value else self.value(x)
         if value.type != "i64":
             raise CompileError(f"a loop of {self.name!r} counts in i64, not in {value.type}")
@@ -165,8 +167,9 @@ class Flow(Lanes):
         return results
 
     def _phi(self, sources: Sequence[tuple[Value, str]]) -> Value:
-        listed = ", ".join(f"[ {value.text}, %{block} ]" for value, block in sources)
-        return self.op(sources[0][0].type, f"phi {sources[0][0].type} {listed}")
+        listed = ", ".join([f"[ {value.text}, %{block} ]" for value, block in sources])
+        type_ = sources[0][0].type
+        return self.op(type_, f"phi {type_} {listed}")
 
     def branch(
         self, condition: Bool, then: Callable[[], object], otherwise: Callable[[], object] | None = None

@@ -36,9 +36,10 @@ class Lanes(Arithmetic):
 
     def cast(self, opcode: str, a: Number, element_type: str) -> Value:
         """One LLVM conversion (trunc zext sext sitofp ...) of every lane to `element_type`."""
-        a = self.value(a)
+        if a.__class__ is not Value:
+            a = self.value(a)
         type_ = like(a.type, element_type)
-        return a if type_ == a.type else self.op(type_, f"{opcode} {a} to {type_}")
+        return a if type_ == a.type else self.op(type_, f"{opcode} {a.type} {a.text} to {type_}")
 
     def trunc(self, a: Number, element_type: str) -> Value:
         return self.cast("trunc", a, element_type)
@@ -64,10 +65,12 @@ class Lanes(Arithmetic):
 
     def bitcast(self, a: Value, type_: str) -> Value:
         """The same bits as another type; the full type is given, because the number of lanes may change."""
-        source = self.same_bits.get(a, a)
-        if type_ in (a.type, source.type):
-            return a if type_ == a.type else source
-        made = self.op(type_, f"bitcast {a} to {type_}")
+        if type_ == a.type:
+            return a
+        source = self.same_bits.get(a)
+        if source is not None and type_ == source.type:
+            return source
+        made = self.op(type_, f"bitcast {a.type} {a.text} to {type_}")
         self.same_bits[made] = a
         return made
 
@@ -161,8 +164,9 @@ class Lanes(Arithmetic):
         if lanes == 1:
             return x
         type_ = vector(x.type, lanes)
-        first = self.op(type_, f"insertelement {type_} poison, {x}, i32 0")
-        return self.op(type_, f"shufflevector {first}, {type_} poison, <{lanes} x i32> zeroinitializer")
+        first = self.op(type_, f"insertelement {type_} poison, {x.type} {x.text}, i32 0").text
+        zeros = f"<{lanes} x i32> zeroinitializer"
+        return self.op(type_, f"shufflevector {type_} {first}, {type_} poison, {zeros}")
 
     def iota(self, lanes: int, element_type: str = "i64") -> Value:
         """0, 1, 2 ... in the lanes."""
@@ -198,7 +202,8 @@ class Lanes(Arithmetic):
         second = b.text if b is not None else "poison"
         if len(lanes) == 1:
             return self.extract(a if lanes[0] < a.width or b is None else b, lanes[0] % a.width)
-        return self.op(type_, f"shufflevector {a}, {a.type} {second}, {_picks(tuple(lanes))}")
+        both = f"{a.type} {a.text}, {a.type} {second}"
+        return self.op(type_, f"shufflevector {both}, {_picks(tuple(lanes))}")
 
     def concat(self, a: Value, b: Value) -> Value:
         """The lanes of `a`, then those of `b`."""

@@ -161,7 +161,7 @@ class Arithmetic:
     def _divide(self, opcode: str, fold: Callable[[int, int], int], a: Int, b: Int) -> Int:
         if isinstance(a, int) and isinstance(b, int) and b != 0:
             return fold(a, b)
-        if opcode.endswith("div") and b == 1:
+        if isinstance(b, int) and b == 1 and opcode.endswith("div"):
             return a
         return self._binary(opcode, a, b)
 
@@ -239,15 +239,17 @@ class Arithmetic:
 
     def and_(self, a: Int, b: Int) -> Int:
         """Bitwise and; of two masks or truth values, both."""
-        for x, other in ((a, b), (b, a)):
-            if isinstance(x, bool):
-                return other if x else x
+        if isinstance(a, bool):
+            return b if a else a
+        if isinstance(b, bool):
+            return a if b else b
         return self._logic("and", lambda x, y: x & y, a, b)
 
     def or_(self, a: Int, b: Int) -> Int:
-        for x, other in ((a, b), (b, a)):
-            if isinstance(x, bool):
-                return x if x else other
+        if isinstance(a, bool):
+            return a if a else b
+        if isinstance(b, bool):
+            return b if b else a
         return self._logic("or", lambda x, y: x | y, a, b)
 
     def xor(self, a: Int, b: Int) -> Int:
@@ -258,13 +260,15 @@ class Arithmetic:
         return not a if isinstance(a, bool) else self.xor(a, True if self.value(a).element == "i1" else -1)
 
     def shl(self, a: Int, b: Int) -> Int:
-        return a if b == 0 else self._logic("shl", lambda x, y: x << y, a, b)
+        return a if isinstance(b, int) and b == 0 else self._logic("shl", lambda x, y: x << y, a, b)
 
     def lshr(self, a: Int, b: Int) -> Int:
-        return a if b == 0 else self._logic("lshr", lambda x, y: (x % 2**64) >> y, a, b)
+        if isinstance(b, int) and b == 0:
+            return a
+        return self._logic("lshr", lambda x, y: (x % 2**64) >> y, a, b)
 
     def ashr(self, a: Int, b: Int) -> Int:
-        return a if b == 0 else self._logic("ashr", lambda x, y: x >> y, a, b)
+        return a if isinstance(b, int) and b == 0 else self._logic("ashr", lambda x, y: x >> y, a, b)
 
     def cmp(self, predicate: str, a: Number, b: Number) -> Bool:
         """Integer comparison: eq ne slt sle sgt sge ult ule ugt uge. Two ints give a Python bool."""
@@ -310,7 +314,8 @@ class Arithmetic:
             return a if condition else b
         left, right = self._pair(a, b)
         type_ = left.type
-        return self.op(type_, f"select {condition}, {type_} {left.text}, {type_} {right.text}")
+        chosen = f"{type_} {left.text}, {type_} {right.text}"
+        return self.op(type_, f"select {condition.type} {condition.text}, {chosen}")
 
     # ---- floats
 
@@ -340,17 +345,17 @@ class Arithmetic:
 
     def fma(self, a: Number, b: Number, c: Number) -> Value:
         """a * b + c: rounded once where the target has FMA, else twice (never a call to libm)."""
+        if a.__class__ is Value and b.__class__ is Value and c.__class__ is Value:
+            type_ = a.type
+            name = f"llvm.fma.{mangle(type_)}"
+            if name in self.module.declared and type_ == b.type == c.type:  # by an earlier call of this
+                operands = f"{type_} {a.text}, {type_} {b.text}, {type_} {c.text}"
+                return self.op(type_, f"call {type_} @{name}({operands})")
         target = self.module.target
         if target.may_fuse:
             return self._binary("fadd contract", self._binary("fmul contract", a, b), c)
         if not target.has_fma:
             return self.fadd(self.fmul(a, b), c)
-        if a.__class__ is Value and b.__class__ is Value and c.__class__ is Value:
-            type_ = a.type
-            name = f"llvm.fma.{mangle(type_)}"
-            if type_ == b.type == c.type and name in self.module.declared:  # the usual case
-                operands = f"{type_} {a.text}, {type_} {b.text}, {type_} {c.text}"
-                return self.op(type_, f"call {type_} @{name}({operands})")
         return self._overloaded("fma", *self._same(a, b, c))
 
     def fcmp(self, predicate: str, a: Number, b: Number) -> Value:

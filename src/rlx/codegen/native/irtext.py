@@ -136,15 +136,21 @@ class Module:
         return "\n".join([*constants, *declared, *functions, self._attributes()]) + "\n"
 
     def _attributes(self) -> str:
-        target = self.target
-        pairs = {
-            "target-cpu": target.code.cpu,
-            "target-features": target.code.feature_text(),
-            "prefer-vector-width": str(target.vector_bytes * 8),
-            "min-legal-vector-width": str(target.vector_bytes * 8),
-            "no-trapping-math": "true",
-        }
-        return "attributes #0 = { nounwind " + " ".join(f'"{k}"="{v}"' for k, v in pairs.items()) + " }"
+        code = self.target.code
+        return _attributes(code.cpu, code.feature_text(), self.target.vector_bytes * 8)
+
+
+@functools.cache
+def _attributes(cpu: str, features: str, vector_bits: int) -> str:
+    """What functions ask of LLVM."""
+    pairs = {
+        "target-cpu": cpu,
+        "target-features": features,
+        "prefer-vector-width": str(vector_bits),
+        "min-legal-vector-width": str(vector_bits),
+        "no-trapping-math": "true",
+    }
+    return "attributes #0 = { nounwind " + " ".join(f'"{k}"="{v}"' for k, v in pairs.items()) + " }"
 
 
 @functools.cache
@@ -225,7 +231,8 @@ class Function(Flow):
 
     def store(self, x: Number, pointer: Value, align: int = 0, nontemporal: bool = False) -> None:
         """Store; `nontemporal` skips the caches, needs full alignment, and `fence()` before others read."""
-        x = self.value(x)
+        if x.__class__ is not Value:
+            x = self.value(x)
         if self._moves_as_bits(x.type):
             x = self.bitcast(x, like(x.type, "i16"))
         hint = ", !nontemporal !{i32 1}" if nontemporal else ""
@@ -252,7 +259,8 @@ class Function(Flow):
         name = f"llvm.masked.load.{mangle(type_)}.p0"
         if name not in self.module.declared:
             self.module.declare(name, type_, ["ptr", mask.type, type_])
-        return self.op(type_, f"call {type_} @{name}({place}, {mask}, {rest})")
+        lanes = f"{mask.type} {mask.text}, {rest.type} {rest.text}"
+        return self.op(type_, f"call {type_} @{name}({place}, {lanes})")
 
     def masked_store(self, x: Value, pointer: Value, mask: Value, align: int = 0) -> None:
         """Store the lanes whose mask is set."""
@@ -266,7 +274,8 @@ class Function(Flow):
         name = f"llvm.masked.store.{mangle(x.type)}.p0"
         if name not in self.module.declared:
             self.module.declare(name, "void", [x.type, "ptr", mask.type])
-        self.emit(f"call void @{name}({x}, ptr align {align or size_bytes(x.type)} {pointer.text}, {mask})")
+        place = f"ptr align {align or size_bytes(x.type)} {pointer.text}"
+        self.emit(f"call void @{name}({x.type} {x.text}, {place}, {mask.type} {mask.text})")
 
     def _hidden(self, mask: Value) -> Value:
         """A mask that LLVM knows nothing about. Of a truncation whose one lane it knows to be stored, LLVM 22
@@ -385,7 +394,7 @@ class Function(Flow):
             place = f"@{callee}"
             if not self.module.defines(callee):
                 self.module.declare(callee, returns, types[:fixed], fixed is not None)
-        text = f"call {signature} {place}({', '.join(map(str, values))})"
+        text = f"call {signature} {place}({', '.join([f'{x.type} {x.text}' for x in values])})"
         if returns != "void":
             return self.op(returns, text)
         self.emit(text)

@@ -30,6 +30,7 @@ from rlx.codegen.native.elf import (
 )
 from rlx.cores import usable_cores
 from rlx.errors import CompileError
+from rlx.system import SYSTEM
 from rlx.target.cpu import Target, host, missing_here, runs_here
 
 if TYPE_CHECKING:
@@ -247,6 +248,8 @@ def load_all(objects: Sequence[bytes], target: Target) -> Code:
 
     All machine code that is made or stored comes through here, and none beyond the host does.
     """
+    if not SYSTEM.runs_native_code and not target.web:
+        return Code(_not_here, target)  # to look at, to save and to export
     if not runs_here(target):
         lacking = ", ".join(missing_here(target)) or "another instruction set"
         if target.web:
@@ -267,6 +270,10 @@ def load_all(objects: Sequence[bytes], target: Target) -> Code:
         mapped.append(MappedObject(each, functions))
         functions |= mapped[-1].functions
     return Code(functions.get, target, mapped)
+
+
+def _not_here(name: str) -> int:
+    raise SYSTEM.refuse_native_code()
 
 
 def _linked_by_llvm(objects: Sequence[bytes], target: Target) -> Code:

@@ -27,6 +27,7 @@ The rules:
   `emit` and known while the code is written. So is the type of a parameter that is a `Word`.
 - Operators mean what they mean in Python: `//` rounds down, `>>` keeps the sign, `<` compares signed numbers.
   Unsigned and truncating forms are words: `udiv`, `lshr`, `sdiv`. `p[i]` is the 8-byte word i at a pointer.
+- `p[i] = x` computes p and i before x, where Python computes x first: their instructions come in that order.
 - `and`, `or` and `a if c else b` compute the second part only where it is needed: they branch. `&`, `|` and
   `select(c, a, b)` compute both parts, without a branch.
 - `while` always loops at run time. `for i in range(...)` does if a bound is a Value; Python repeats the body

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 from rlx.codegen.native.notation import inline
@@ -27,15 +26,13 @@ SPINS = 2000
 """Looks, with a pause each, before a thread that waits yields or sleeps: some 30 to 50 microseconds, far
 beyond the skew of balanced shares."""
 
-_CLOCK_MONOTONIC = 6 if sys.platform == "darwin" else 1
+_CLOCK_MONOTONIC = 1
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
-_POLL_MICROSECONDS = 50
 _DOZE_NS = 50_000
 _MXCSR_DEFAULT = 0x1F80  # all exceptions masked, round to nearest, denormals kept
 
 _clock_gettime = external("clock_gettime", i32)
 _syscall = external("syscall", i64, fixed=1)
-_usleep = external("usleep", i32)
 _save_mxcsr, _set_mxcsr = external("llvm.x86.sse.stmxcsr"), external("llvm.x86.sse.ldmxcsr")
 _get_fpcr, _set_fpcr = external("llvm.aarch64.get.fpcr", i64), external("llvm.aarch64.set.fpcr")
 _web_wait = external("llvm.wasm.memory.atomic.wait32", i32)
@@ -76,14 +73,12 @@ def doze(word: ptr, expected: i64) -> None:
 def sleep_while(word: ptr, expected: i64) -> None:
     """Sleep until `wake` is called on `word`, unless it no longer holds `expected`. May return early.
 
-    Without futexes (any system but Linux) this naps and lets the caller look again.
+    Targets are machines with Linux, whatever system writes their code.
     """
-    number = _futex_number(builder().module.target)
     if builder().module.target.web:
         _web_wait(word, trunc(expected, i32), i64(-1))  # a page's main thread must not
-    elif number is None:
-        _usleep(i32(_POLL_MICROSECONDS))
     else:
+        number = _futex_number(builder().module.target)
         # The futex compares 32 bits: the low half of the word, which comes first on both machines.
         _syscall(number, word, i32(_FUTEX_WAIT_PRIVATE), trunc(expected, i32), ptr(0))
 
@@ -91,10 +86,10 @@ def sleep_while(word: ptr, expected: i64) -> None:
 @inline
 def wake(word: ptr, everybody: bool = False) -> None:
     """Wake a thread that sleeps on `word`, or all of them."""
-    number = _futex_number(builder().module.target)
     if builder().module.target.web:
         _web_notify(word, i32(2**31 - 1 if everybody else 1))
-    elif number is not None:
+    else:
+        number = _futex_number(builder().module.target)
         _syscall(number, word, i32(_FUTEX_WAKE_PRIVATE), i32(2**31 - 1 if everybody else 1))
 
 
@@ -110,9 +105,7 @@ def sleep_announced(word: ptr, last: i64, asleep: ptr) -> None:
         sleep_while(word, last)
 
 
-def _futex_number(target: Target) -> int | None:
-    if sys.platform != "linux":
-        return None
+def _futex_number(target: Target) -> int:
     return 202 if target.x86 else 98
 
 

@@ -11,6 +11,8 @@ import functools
 import os
 from collections.abc import Callable
 
+from rlx.system import SYSTEM
+
 TOKEN_BYTES = 16
 
 
@@ -22,7 +24,7 @@ class _Vector(ctypes.Structure):
 
 @functools.cache
 def _system_read() -> Callable[..., int] | None:
-    function = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+    function = getattr(SYSTEM.c_library(), "process_vm_readv", None)
     if function is not None:
         vector, count = ctypes.POINTER(_Vector), ctypes.c_ulong
         function.argtypes = (ctypes.c_int, vector, count, vector, count, ctypes.c_ulong)

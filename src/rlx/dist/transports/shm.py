@@ -12,6 +12,7 @@ from rlx.dist.transports import remote
 from rlx.dist.errors import TransportError, UnknownRank
 from rlx.dist.heap import ABSENT, JOINED, SymmetricHeap
 from rlx.dist.transports.mapped import MappedTransport, RankState
+from rlx.system import SYSTEM
 
 
 class SharedMemoryTransport(MappedTransport):
@@ -87,21 +88,12 @@ class SharedMemoryTransport(MappedTransport):
         return made
 
 
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat after the command's name, which may hold anything; [] if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
 def process_started(pid: int) -> int:
     """Start time of a living process in clock ticks, 0 if it is gone or only waits to be reaped.
 
     Together with the pid it names one process for good: a reused pid has another start time.
     """
-    fields = _stat(pid)
+    fields = SYSTEM.process_fields(pid)
     return int(fields[19]) if fields and fields[0] not in "ZX" else 0
 
 
@@ -119,7 +111,7 @@ def process_is_gone(pid: int, started: int) -> bool:
 def process_state(pid: int) -> str:
     """What a process is doing, for people."""
     try:
-        fields = _stat(pid)
+        fields = SYSTEM.process_fields(pid)
     except OSError:
         return "in a state that cannot be read"
     names = {

@@ -12,8 +12,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
-import os
-import sys
 from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
@@ -43,13 +41,14 @@ from rlx.codegen.native.words import (
 from rlx.driver.copy.nontemporal import LEAST_BYTES, LINE, rlx_copy_past_caches
 from rlx.driver.worker import CFunction, Control, rlx_stop_worker, signal, work
 from rlx.errors import UnsupportedError
+from rlx.system import SYSTEM
 
 if TYPE_CHECKING:
     from rlx.codegen.native.jit import Code
     from rlx.target.cpu import Target
 
 
-class Field(IntEnum):
+class CopyControl(IntEnum):
     """Fields of the control block after those of every worker."""
 
     ISSUED = Control.POSTED
@@ -80,7 +79,7 @@ RING_ENTRIES = 256  # a power of two
 ENDED = -1  # status of a read whose file ended early
 
 _memcpy = external("memcpy", ptr)
-_errno = external("__error" if sys.platform == "darwin" else "__errno_location", ptr)
+_errno = external("__errno_location", ptr)  # targets are machines with Linux
 
 
 def emit(target: Target) -> str:
@@ -113,10 +112,10 @@ def read_file(pread: Callable[..., i64], descriptor: i64, target: ptr, count: i6
 def rlx_copy_run(control: ptr, file: i64, source: i64, to: ptr, count: i64) -> i64:
     """Copy bytes that follow each other; the status."""
     if file >= 0:
-        pread = field(control, Field.PREAD, ptr)
+        pread = field(control, CopyControl.PREAD, ptr)
         return read_file(lambda *args: call(pread, *args, returns=i64), file, to, count, source)
     origin = builder().op("ptr", f"inttoptr {source} to ptr")
-    if (count >= control[Field.NT_BYTES]) & (count >= LEAST_BYTES):
+    if (count >= control[CopyControl.NT_BYTES]) & (count >= LEAST_BYTES):
         rlx_copy_past_caches(to, origin, count, -address_of(to) & (LINE - 1))
     else:
         _memcpy(to, origin, count)
@@ -152,17 +151,17 @@ def rlx_copy_worker(control: ptr) -> None:
 @native(internal=True)
 def rlx_copy_next(control: ptr) -> i64:
     """Carry out the next copy of the ring; 0 if there is none at present."""
-    finished = control[Field.FINISHED]
-    if atomic_load(i64, at(control, Field.ISSUED)) == finished:
+    finished = control[CopyControl.FINISHED]
+    if atomic_load(i64, at(control, CopyControl.ISSUED)) == finished:
         return i64(0)
-    entry = at(field(control, Field.RING, ptr), (finished & (RING_ENTRIES - 1)) * len(CopyField))
+    entry = at(field(control, CopyControl.RING, ptr), (finished & (RING_ENTRIES - 1)) * len(CopyField))
     began = clock()
     entry[CopyField.STATUS] = rlx_copy_entry(control, entry)
     entry[CopyField.NANOSECONDS] = clock() - began
     # A waiter counts itself first and looks second, so one of the two sees the other.
-    atomic_rmw("xchg", at(control, Field.FINISHED), finished + 1, "seq_cst")
-    if atomic_load(i64, at(control, Field.WAITING), "seq_cst") != 0:
-        wake(at(control, Field.FINISHED), everybody=True)
+    atomic_rmw("xchg", at(control, CopyControl.FINISHED), finished + 1, "seq_cst")
+    if atomic_load(i64, at(control, CopyControl.WAITING), "seq_cst") != 0:
+        wake(at(control, CopyControl.FINISHED), everybody=True)
     return i64(1)
 
 
@@ -172,29 +171,29 @@ def rlx_copy_next(control: ptr) -> i64:
 @native
 def rlx_publish_copy(control: ptr) -> None:
     """The next entry of the ring is complete."""
-    atomic_rmw("add", at(control, Field.ISSUED), i64(1))
+    atomic_rmw("add", at(control, CopyControl.ISSUED), i64(1))
     signal(control)
 
 
 @native
 def rlx_copies_finished(control: ptr) -> i64:
     """How many copies are finished."""
-    return atomic_load(i64, at(control, Field.FINISHED))
+    return atomic_load(i64, at(control, CopyControl.FINISHED))
 
 
 @native
 def rlx_await_copy(control: ptr, ticket: i64) -> None:
     """Return when so many copies are finished: spin, then sleep."""
-    place, tries = at(control, Field.FINISHED), 0
+    place, tries = at(control, CopyControl.FINISHED), 0
     while atomic_load(i64, place) < ticket:
         if tries < control[Control.SPINS]:
             pause()
         else:
-            atomic_rmw("add", at(control, Field.WAITING), i64(1), "seq_cst")
+            atomic_rmw("add", at(control, CopyControl.WAITING), i64(1), "seq_cst")
             seen = atomic_load(i64, place, "seq_cst")
             if seen < ticket:
                 sleep_while(place, seen)
-            atomic_rmw("sub", at(control, Field.WAITING), i64(1), "seq_cst")
+            atomic_rmw("sub", at(control, CopyControl.WAITING), i64(1), "seq_cst")
         tries += 1
 
 
@@ -229,17 +228,9 @@ def native_copy() -> NativeCopy:
     return NativeCopy.of(load_for_host(emit))
 
 
-@functools.cache
-def c_library() -> ctypes.CDLL:
-    """The C library of this process, which holds the POSIX functions that the worker calls."""
-    if os.name != "posix":
-        raise UnsupportedError("ThreadCopy needs a POSIX system; use SyncCopy here")
-    return ctypes.CDLL(None)
-
-
 def c_function(*names: str) -> int:
     """Address of the first of `names` that the C library has."""
-    library = c_library()
+    library = SYSTEM.c_library()
     for name in names:
         if hasattr(library, name):
             return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0

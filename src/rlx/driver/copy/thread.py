@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections import deque
 
 import numpy as np
 
 from rlx.driver.copy.engine import CopyEngine, accept_host_only
-from rlx.driver.copy.native import RING_ENTRIES, CopyField, Field, c_function, native_copy
+from rlx.driver.copy.native import RING_ENTRIES, CopyControl, CopyField, c_function, native_copy
 from rlx.driver.region import FileMemory, HostMemory, Transfer
 from rlx.driver.worker import Worker
 from rlx.errors import CopyError
+from rlx.system import SYSTEM
 
 _ENTRY = struct.Struct(f"={len(CopyField)}q")
 
 
 def default_nontemporal_bytes() -> int:
     """Half the last-level cache: a larger tile would only evict what the compute thread is using."""
-    for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE"):
-        size = os.sysconf(name) if name in getattr(os, "sysconf_names", ()) else 0
-        if size > 0:
-            return size // 2
-    return 8 << 20
+    return SYSTEM.last_cache_bytes() // 2 or 8 << 20
 
 
 class _Shared:
@@ -32,10 +28,10 @@ class _Shared:
     def __init__(self, nontemporal_bytes: int) -> None:
         ring = np.zeros(RING_ENTRIES * len(CopyField), np.int64)
         self.ring = memoryview(ring).cast("B")  # type: ignore[arg-type]
-        self.control = np.zeros(Field.FIELDS, np.int64)
-        self.control[Field.RING] = ring.ctypes.data
-        self.control[Field.NT_BYTES] = nontemporal_bytes
-        self.control[Field.PREAD] = c_function("pread64", "pread")
+        self.control = np.zeros(CopyControl.FIELDS, np.int64)
+        self.control[CopyControl.RING] = ring.ctypes.data
+        self.control[CopyControl.NT_BYTES] = nontemporal_bytes
+        self.control[CopyControl.PREAD] = c_function("pread64", "pread")
         self.address = self.control.ctypes.data
 
 

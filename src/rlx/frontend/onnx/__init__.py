@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rlx.errors import ModelImportError
 from rlx.files import file_boundary
 from rlx.frontend.onnx.importer import import_model
+from rlx.frontend.onnx.load import external_files, load_model
 from rlx.frontend.onnx.value import HostOutput
 from rlx.ir.graph import Graph
 from rlx.ir.operand import DimLike
@@ -36,9 +38,31 @@ def from_onnx(
     >>> str(g.outputs["y"].type)
     'f32[N,3]'
     """
+    return _graph_of(model, values, shapes, states)
+
+
+def open_file(path: Path) -> tuple[object, list[Path]]:
+    """The model of a file, for `from_file`, and the files next to it that hold its data."""
+    model = load_model(path)
+    return model, external_files(model[0], path.parent)
+
+
+def from_file(model: object, shapes: Mapping[str, Sequence[DimLike]] | None = None) -> Graph:
+    """The graph of an opened model, for a program that packs its params: the large ones are lazy arrays,
+    which read the files of the model whenever they are needed."""
+    return _graph_of(model, None, shapes, None, lazy=True)
+
+
+def _graph_of(
+    model: object,
+    values: Mapping[str, Nest] | None,
+    shapes: Mapping[str, Sequence[DimLike]] | None,
+    states: Mapping[str, str] | None,
+    lazy: bool = False,
+) -> Graph:
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else "the model"
     with file_boundary(name, "ONNX model"):
-        imported = import_model(model, values, shapes)
+        imported = import_model(model, values, shapes, lazy)
     for name, place in imported.outputs.items():
         if not isinstance(place, str) and not (isinstance(place, HostOutput) and place.is_numbers):
             raise ModelImportError(
@@ -48,4 +72,4 @@ def from_onnx(
     return imported.graph.with_states(states) if states else imported.graph
 
 
-__all__ = ["from_onnx"]
+__all__ = ["from_file", "from_onnx", "open_file"]

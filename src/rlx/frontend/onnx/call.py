@@ -13,7 +13,7 @@ from rlx.frontend.onnx.sizes.arithmetic import UNKNOWN, Quotient, Unknown, fille
 from rlx.frontend.onnx.value import Outputs, Strings, Value, kind_of
 from rlx.ir.attr import AttrValue
 from rlx.ir.dim import Dim, Expr
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DType, ParamValue
 from rlx.ir.graph import Graph, Node, current_graph
 from rlx.ir.op import Role
 from rlx.ir.operand import DTypeLike
@@ -116,7 +116,7 @@ class Call:
         """A constant of the graph being built."""
         return self.graph.constant(np.asarray(value), dtype)
 
-    def weight(self, array: np.ndarray, name: str) -> Node:
+    def weight(self, array: ParamValue, name: str) -> Node:
         """Numbers of this node's attributes, as a constant or a param of the model."""
         value = self.importer.constant(array, f"{self.label}.{name}")
         assert isinstance(value, Node), "only text is not a tensor"
@@ -136,6 +136,12 @@ class Call:
     def known(self, i: int) -> np.ndarray | None:
         """Operand i as numbers, if all of them are known."""
         return self.known_value(self[i])
+
+    def stored(self, i: int) -> ParamValue | None:
+        """The same, but a param may be a lazy array: it is not read."""
+        node = self[i]
+        is_param = node.op.role is Role.PARAM
+        return node.graph.param_values.get(node.attrs["name"]) if is_param else self.known(i)
 
     def array(self, i: int) -> np.ndarray:
         """Operand i as numbers, which must be known."""

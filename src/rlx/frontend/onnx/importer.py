@@ -16,14 +16,14 @@ from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.function import schema_function
 from rlx.frontend.onnx.load import load_model, opset_versions
 from rlx.frontend.onnx.order import in_order
-from rlx.frontend.onnx.proto import STRING, element_dtype, label_of, sparse_array, tensor_array
+from rlx.frontend.onnx.proto import STRING, TensorFiles, element_dtype, label_of, sparse_array
 from rlx.frontend.onnx.registry import find
 from rlx.frontend.onnx.sizes.data_sizes import DataSizes
 from rlx.frontend.onnx.sizes.shape_eval import PartialEvaluator
 from rlx.frontend.onnx.value import BROKEN, Broken, Labels, Maps, Rows, Strings, Value
 from rlx.ir.attr import AttrValue
 from rlx.ir.dim import Dim, evaluate, sym
-from rlx.ir.dtype import dtype
+from rlx.ir.dtype import ParamValue, dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.operand import DimLike
@@ -102,7 +102,8 @@ class Imported:
 class Importer:
     """One conversion of a model.
 
-    `values` are inputs fixed by value; `shapes` replace declared input shapes.
+    `values` are inputs fixed by value; `shapes` replace declared input shapes. With `lazy`, large params stay
+    in the files of the model, and are read when they are needed.
     """
 
     def __init__(
@@ -111,8 +112,10 @@ class Importer:
         folder: Path | None = None,
         values: Mapping[str, Nest] | None = None,
         shapes: Mapping[str, Sequence[DimLike]] | None = None,
+        lazy: bool = False,
     ) -> None:
         self.model, self.folder = model, folder
+        self.files = TensorFiles(folder, lazy)
         self.values, self.shapes = dict(values or {}), dict(shapes or {})
         self.graph = Graph(model.graph.name or "model")
         self.known = PartialEvaluator()
@@ -252,23 +255,23 @@ class Importer:
 
     def _initializers(self, proto: NodeProto, scope: Scope) -> None:
         for tensor in proto.initializer:
-            self._initializer(tensor.name, partial(tensor_array, tensor, self.folder), scope)
+            self._initializer(tensor.name, partial(self.files.value, tensor), scope)
         for sparse in proto.sparse_initializer:
             self._initializer(sparse.values.name, partial(sparse_array, sparse, self.folder), scope)
 
-    def _initializer(self, name: str, read: Callable[[], np.ndarray], scope: Scope) -> None:
+    def _initializer(self, name: str, read: Callable[[], ParamValue], scope: Scope) -> None:
         try:
             scope.values[name] = self.constant(read(), name)
         except (RlxError, *_STUMBLES) as e:
             self.problem(f"initializer {name!r}: {_text(e)}")
             scope.values[name] = BROKEN
 
-    def constant(self, array: np.ndarray, name: str) -> Value:
+    def constant(self, array: ParamValue, name: str) -> Value:
         """An array of the model as a value: text, a constant, or (1 KiB and more) a param with its value."""
         if array.dtype == object:
-            return Strings(array)
+            return Strings(np.asarray(array))
         if array.nbytes < PARAM_BYTES:
-            return self.graph.constant(array)
+            return self.graph.constant(np.asarray(array))
         stored = self.graph.param_values.get(name)
         if stored is not None and stored.dtype == array.dtype and np.array_equal(stored, array):
             return self.graph.params[name]  # a sub-graph that is converted again
@@ -403,7 +406,7 @@ class Importer:
         kept = len(self.problems), len(self.needs), len(self.host_ops)
         for tensor in proto.initializer:
             if tensor.name in read:
-                self._initializer(tensor.name, partial(tensor_array, tensor, self.folder), inner)
+                self._initializer(tensor.name, partial(self.files.value, tensor), inner)
         self.nodes(nodes, inner)
         del self.problems[kept[0] :], self.needs[kept[1] :], self.host_ops[kept[2] :]
         return inner.lookup(name)
@@ -484,11 +487,12 @@ def import_model(
     model: object,
     values: Mapping[str, Nest] | None = None,
     shapes: Mapping[str, Sequence[DimLike]] | None = None,
+    lazy: bool = False,
 ) -> Imported:
     """Import a path, bytes or ModelProto, with inputs fixed by value where shapes depend on them."""
     proto, folder = load_model(model)
     try:
-        return Importer(proto, folder, values, shapes).run()
+        return Importer(proto, folder, values, shapes, lazy).run()
     except RlxError:
         raise
     except _STUMBLES as e:  # fields that hold bytes where a name should be, and the like

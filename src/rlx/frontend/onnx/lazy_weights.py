@@ -2,18 +2,24 @@
 
 Protobuf copies every byte of a message, and again every time that a tensor's data is read. So tensors
 with much data are turned into tensors whose data is in a file, as ONNX has them anyway: in this very file,
-from which it is read once, when the tensor is needed. What remains of a model is short.
+from which it is read when the tensor is needed. What remains of a model is short.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from rlx.errors import ModelImportError
 from rlx.files import open_plain
+from rlx.ir.text.container import read_into
 
 LEAST_BYTES = 32768
 """Data of a tensor from which it stays in the file."""
@@ -57,6 +63,39 @@ def read_light(path: Path) -> bytes | None:
 def identity(status: os.stat_result) -> str:
     """What changes when a file does."""
     return f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+
+
+class KeptFile:
+    """A file with tensors that stays open, so that they can be read again: also when it is removed, or
+    another one has its name. One that was changed since is refused."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file, self._lock = open_plain(path), threading.Lock()
+        weakref.finalize(self, self._file.close)
+        status = os.fstat(self._file.fileno())
+        self.identity, self.size, self._time = identity(status), status.st_size, status.st_mtime_ns
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        """Bytes of the file."""
+        if self.size < offset + nbytes:  # before memory is allocated for it
+            raise ModelImportError(
+                f"the file {str(self.path)!r} ends before byte {offset + nbytes}; it was truncated"
+            )
+        found = np.empty(nbytes, np.uint8)
+        with self._lock:
+            self._file.seek(offset)
+            try:
+                read_into(self._file, found)
+            except OSError as e:
+                raise self.fail(str(e.strerror or e)) from None
+        status = os.fstat(self._file.fileno())
+        if (status.st_size, status.st_mtime_ns) != (self.size, self._time):
+            raise self.fail("it has changed since it was opened")
+        return found
+
+    def fail(self, why: str) -> ModelImportError:
+        return ModelImportError(f"the file {str(self.path)!r} cannot be read: {why}; load the model again")
 
 
 def _model(data: mmap.mmap, location: str, known: str) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx.errors import DTypeError, ModelImportError
-from rlx.files import open_plain
-from rlx.frontend.onnx.lazy_weights import IDENTITY, identity
+from rlx.frontend.onnx.lazy_weights import IDENTITY, KeptFile
 from rlx.ir.attr import AttrValue
-from rlx.ir.dtype import DType, dtype, unpack
+from rlx.ir.dtype import DType, LazyArray, ParamValue, dtype, unpack
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
@@ -63,30 +62,58 @@ def element_dtype(number: int, what: str) -> DType:
     return DTYPES[number]
 
 
+class TensorFiles:
+    """Where external data of a model is. `lazy` tensors stay in files that are kept open."""
+
+    def __init__(self, folder: Path | None, lazy: bool = False) -> None:
+        self.folder, self.lazy = folder, lazy
+        self._kept: dict[Path, KeptFile] = {}
+
+    def value(self, tensor: TensorProto) -> ParamValue:
+        """The value of a tensor."""
+        if not self.lazy or tensor.data_location != 1 or tensor.data_type == STRING:
+            return tensor_array(tensor, self.folder)
+        shape, count = _sizes(tensor)
+        kind = element_dtype(tensor.data_type, f"tensor {tensor.name!r}")
+        nbytes = kind.nbytes(count)
+        file, offset, length = _external(tensor, nbytes, self.folder, self._kept)
+        _check_length(tensor, kind, nbytes, length)
+        return LazyArray(kind, shape, lambda: unpack(file.read(offset, nbytes), kind, count).reshape(shape))
+
+
 def tensor_array(tensor: TensorProto, folder: Path | None = None) -> np.ndarray:
     """The array of a TensorProto; strings as an object array of str. External data is in `folder`."""
     name = tensor.name or "a tensor"
-    shape = tuple(int(d) for d in tensor.dims)
-    if any(d < 0 for d in shape):
-        raise ModelImportError(f"tensor {name!r} has a negative size in its shape {list(shape)}")
-    count = 1
-    for d in shape:
-        count *= d
+    shape, count = _sizes(tensor)
     if tensor.data_type == STRING:
         return _checked(_strings(tensor.string_data), count, shape, name)
     kind = element_dtype(tensor.data_type, f"tensor {name!r}")
     if tensor.data_location == 1:
-        raw: bytes | np.ndarray = _external(tensor, kind.nbytes(count), folder)
+        file, offset, length = _external(tensor, kind.nbytes(count), folder, {})
+        raw: bytes | np.ndarray = file.read(offset, length)
     elif tensor.HasField("raw_data"):
         raw = tensor.raw_data
     else:
         return _checked(_typed_field(tensor, kind, count), count, shape, name)
-    if len(raw) != kind.nbytes(count):
-        raise ModelImportError(
-            f"tensor {name!r} is {kind}{list(shape)}, {kind.nbytes(count)} bytes, but holds {len(raw)}; "
-            "the file is damaged"
-        )
+    _check_length(tensor, kind, kind.nbytes(count), len(raw))
     return unpack(raw, kind, count).reshape(shape)
+
+
+def _sizes(tensor: TensorProto) -> tuple[tuple[int, ...], int]:
+    """The shape of a tensor, and how many elements that are."""
+    shape = tuple(int(d) for d in tensor.dims)
+    if any(d < 0 for d in shape):
+        name = tensor.name or "a tensor"
+        raise ModelImportError(f"tensor {name!r} has a negative size in its shape {list(shape)}")
+    return shape, math.prod(shape)
+
+
+def _check_length(tensor: TensorProto, kind: DType, nbytes: int, found: int) -> None:
+    if found != nbytes:
+        raise ModelImportError(
+            f"tensor {tensor.name or 'a tensor'!r} is {kind}{list(tensor.dims)}, {nbytes} bytes, but holds "
+            f"{found}; the file is damaged"
+        )
 
 
 def _strings(items: Iterable[bytes]) -> np.ndarray:
@@ -122,8 +149,11 @@ def _typed_field(tensor: TensorProto, kind: DType, count: int) -> np.ndarray:
     return items.astype(kind.np)
 
 
-def _external(tensor: TensorProto, nbytes: int, folder: Path | None) -> np.ndarray:
-    """Bytes of a tensor in a file next to the model. They are read: a mapped file may be cut."""
+def _external(
+    tensor: TensorProto, nbytes: int, folder: Path | None, kept: dict[Path, KeptFile]
+) -> tuple[KeptFile, int, int]:
+    """Where a tensor is in a file next to the model: first byte, and how many. They are to be read: a mapped
+    file may be cut. `kept` has the files that are open."""
     entries = {e.key: e.value for e in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:
@@ -138,26 +168,18 @@ def _external(tensor: TensorProto, nbytes: int, folder: Path | None) -> np.ndarr
     length = length or nbytes
     if not path.is_file():
         raise ModelImportError(f"tensor {tensor.name!r} needs the file {str(path)!r}, which is not there")
+    if path not in kept:
+        kept[path] = KeptFile(path)
+    file = kept[path]
     if IDENTITY in entries:  # the model's own file
-        if entries[IDENTITY] != identity(path.stat()):
+        if entries[IDENTITY] != file.identity:
             raise ModelImportError(f"the file {str(path)!r} has changed while it was read; load it again")
-        return _read(path, offset, length)
-    if length != nbytes or offset < 0 or path.stat().st_size < offset + nbytes:
+    elif length != nbytes or offset < 0 or file.size < offset + nbytes:
         raise ModelImportError(
             f"tensor {tensor.name!r} takes {nbytes} bytes at {offset} of {str(path)!r}, which has "
-            f"{path.stat().st_size} bytes and an entry of {length}; the files do not belong together"
+            f"{file.size} bytes and an entry of {length}; the files do not belong together"
         )
-    return _read(path, offset, nbytes)
-
-
-def _read(path: Path, offset: int, nbytes: int) -> np.ndarray:
-    with open_plain(path) as file:
-        if os.fstat(file.fileno()).st_size < offset + nbytes:  # before memory is allocated for it
-            raise ModelImportError(
-                f"the file {str(path)!r} ends before byte {offset + nbytes}; it was truncated"
-            )
-        file.seek(offset)
-        return np.fromfile(file, np.uint8, nbytes)
+    return file, offset, length
 
 
 def _whole(tensor: TensorProto, entries: dict[str, str], key: str) -> int:

@@ -295,6 +295,10 @@ def finish(d: Draw, outputs: list[str], number: int, poison: bool) -> Program:
     if poison:
         ways = [*ways[:1], "poison"]
     wrt = d.choose(smooth) if smooth else 0
+    equal = [(a, b) for a in named for b in named if a != b and sizes[a] == sizes[b] > 1]
+    if equal and d.chance(0.5):  # what met as equals broadcasts at the other sizes
+        one, other = d.choose(equal)
+        others = {name: size for name, size in others.items() if name != other} | {one: 1}
     made = Program(
         tuple(d.inputs),
         tuple(d.steps),

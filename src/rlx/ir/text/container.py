@@ -278,8 +278,10 @@ class File:
 
     def _open(self, file: BinaryIO, size: int) -> None:
         kind, found = self.kind, file.read(_PREFIX.size)
-        if len(found) < _PREFIX.size or not found.startswith(kind.mark):
+        if not found.startswith(kind.mark):
             raise self.fail(f"not a {kind.what}; it should begin with the bytes {kind.begins}")
+        if len(found) < _PREFIX.size:
+            raise self.fail(f"{size} bytes long, shorter than its header; it is truncated")
         _, version, zero, length, total, digest = _PREFIX.unpack(found)
         if version != VERSION:
             raise self.fail(f"format version {version}, but this RLX reads version {VERSION}; {kind.again}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from rlx.errors import FormatError, RlxError
 from rlx.files import file_boundary
-from rlx.ir.dtype import Array
+from rlx.ir.dtype import Array, ParamValue
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level
 from rlx.ir.text.container import GRAPH, File, Stored, numbered, write, write_to
@@ -99,7 +99,7 @@ def _described(graph: Graph, values: bool) -> tuple[dict[str, object], dict[str,
 def _graph(file: File, parse: Callable[[str, Mapping[str, Array]], Graph]) -> Graph:
     file.check_all()
     text, blobs = file.text(SOURCE), file.table("blobs")
-    params, states = file.table("params"), file.table("states")
+    params, states = dict[str, ParamValue](file.table("params")), file.table("states")
     try:
         graph = parse(text, blobs)
         graph.param_values, graph.state_values = params, states

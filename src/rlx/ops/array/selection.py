@@ -55,6 +55,7 @@ class _nonzero(Op):
     name = "nonzero"
     arity = 1
     finds_size = True
+    counts = "count"
     attrs = {"count": Attr(dim)}
     not_differentiable = "its value is an index"
 

@@ -96,6 +96,7 @@ class _reshape(Op):
 
     name = "reshape"
     arity = 1
+    lossless = True
     moves = (0,)
     attrs = {"shape": Attr(dims)}
 
@@ -192,6 +193,7 @@ class _transpose(Op):
 
     name = "transpose"
     arity = 1
+    lossless = True
     moves = (0,)
     attrs = {"perm": Attr(ints)}
 
@@ -446,6 +448,7 @@ class _concat(Op):
 
     family = "concat"
     name = "concat"
+    lossless = True
     moves = EVERY_OPERAND
     attrs = {"axis": Attr(integer)}
 

@@ -86,6 +86,7 @@ def composite(
     ranges: Sequence[tuple[float, float]] | None = None,
     smooth: bool = True,
     one_rounding: bool = False,
+    scalar: str | None = None,
 ) -> Op:
     """Declare one op by its meaning and its expansion, both called with operands and attributes.
 
@@ -109,6 +110,7 @@ def composite(
         "__doc__": doc,
         "__module__": __name__,
         "name": name,
+        "scalar": scalar,
         "arity": arity,
         "attrs": attrs or {},
         "accepts": staticmethod(accepts),
@@ -210,7 +212,8 @@ def _alpha(value: float) -> dict[str, Attr]:
 # fmt: off
 relu = composite(
     "relu", 1, lambda x: np.maximum(x, np.zeros((), x.dtype)), lambda x: maximum(x, 0), "max(x, 0).",
-    grad=lambda g, y, x: [where(x > 0, g, 0)], accepts=is_real, smooth=True, one_rounding=True)
+    grad=lambda g, y, x: [where(x > 0, g, 0)], accepts=is_real, smooth=True, one_rounding=True,
+    scalar="relu")
 leaky_relu = composite(
     "leaky_relu", 1, lambda x, alpha: np.where(x >= 0, x, x * alpha).astype(x.dtype),
     lambda x, alpha: where(x >= 0.0, x, x * alpha), "x, or alpha * x where x < 0.",

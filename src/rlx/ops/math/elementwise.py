@@ -148,6 +148,7 @@ def table(
         "__doc__": doc,
         "__module__": __name__,
         "name": name,
+        "scalar": name,
         "arity": arity,
         "accepts": staticmethod(accepts),
         "result": staticmethod(result),
@@ -367,6 +368,7 @@ class where(Elementwise):
     """`a` where the condition holds, else `b`; all three broadcast."""
 
     name = "where"
+    scalar = "where"
     arity = 3
     condition = 0
     accepts = staticmethod(is_computable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, ClassVar, Protocol, overload
 from typing import cast as cast_type
 
 import numpy as np
@@ -58,7 +58,7 @@ class Reduction(Op):
     family = "reduction"
     arity = 1
     attrs = {"axes": Attr(ints), "keepdims": Attr(boolean, False)}
-    combine: str
+    combine: ClassVar[str]
     accepts: Accepts
     result: DType | None = None
     identity_on_empty = True  # whether an empty reduction has a value
@@ -231,7 +231,7 @@ class _ArgExtremum(Op):
     arity = 1
     attrs = {"axis": Attr(integer), "keepdims": Attr(boolean, False), "last": Attr(boolean, False)}
     not_differentiable = "its value is an index"
-    combine: str
+    combine: ClassVar[str]
 
     def infer(self, x: TensorType, *, axis: int, keepdims: bool, last: bool) -> TensorType:
         need_dtype(self.name, x, is_real)

@@ -43,6 +43,7 @@ class _dim_value(Op):
 
     name = "dim_value"
     arity = 0
+    size_value = "dim"
     attrs = {"dim": Attr(dim), "dtype": Attr(dtype_kind)}
     not_differentiable = "a size depends on no value"
 

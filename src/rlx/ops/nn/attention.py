@@ -163,7 +163,7 @@ class _attention(Op):
     ) -> Node:  # fmt: skip
         group = _group(q.tensor, k.tensor)
         batch, heads, queries, width = q.shape
-        if group > 1:  # [batch, kv heads, heads of its group, queries, dim]
+        if group != 1:  # [batch, kv heads, heads of its group, queries, dim]
             q = reshape(q, (batch, k.shape[1], group, queries, width))
         wide = F32 if is_half(q.dtype) else None
         pairs = ((0, 1), (0, 1))
@@ -181,7 +181,7 @@ class _attention(Op):
         sees_itself = known_le(0, offset) is True and window == (UNBOUNDED, UNBOUNDED)
         weights = softmax(scores, axis=-1, masked=bool(mask) or not (allowed is None or sees_itself))
         out: Node = dot_general(weights, widen(v), ((weights.rank - 1,), (2,)), pairs)
-        if group > 1:
+        if group != 1:
             out = reshape(out, (batch, heads, queries, v.shape[3]))
         made: Node = out if wide is None else cast(out, dtype=v.dtype)
         return made
@@ -212,6 +212,7 @@ class _attention(Op):
             one("[1,2,0,4]", "[1,2,5,4]", grad=False),
             one("[1,2,3,4]", "[1,2,0,4]", grad=False),
             one("[0,2,3,4]", "[0,2,3,4]", grad=False),
+            one("[2,0,1,4]", "[2,2,1,4]", grad=False),
             one("[1,2,n,4]", "[1,2,m,4]", "bool[1,1,n,m]", grad=False),
             one("[k,4,n,4]", "[k,2,m,4]", causal=True, grad=False, offset="m"),
             one("[1,2,n,33]", "[1,2,n,33]", causal=True, grad=False),

@@ -65,6 +65,7 @@ class store_as(_Stored):
 
     name = "store_as"
     arity = None
+    lossless = True
     writer_side = True
 
     def infer(self, x: TensorType, *into: TensorType, layout: Layout) -> TensorType:
@@ -84,6 +85,9 @@ class store_as(_Stored):
 
     def ref(self, x: np.ndarray, *into: np.ndarray, layout: Layout) -> np.ndarray:
         return layout.pack(x, *into)
+
+    def store_in(self, place: np.ndarray, x: np.ndarray, *, layout: Layout) -> None:
+        layout.pack_in(place, x)
 
     def batch(self, flags: Sequence[bool], *operands: Node, **layout: object) -> Node:
         made: Node = self(*lift_all(flags, operands), **layout)

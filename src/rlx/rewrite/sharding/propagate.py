@@ -13,6 +13,7 @@ import numpy as np
 
 from rlx.cost.io import assumed_binding
 from rlx.ir.dim import Constraint, Dim, Expr, divides, substitute, sym, symbols
+from rlx.ir.dtype import ParamValue
 from rlx.ir.graph import Graph, Node, State
 from rlx.ir.mesh import (
     Mesh,
@@ -43,9 +44,9 @@ class Sharded:
     inserted: list[Inserted] = field(default_factory=list)
     rank_params: dict[str, str] = field(default_factory=dict)  # name of a param -> axis whose number it holds
 
-    def part(self, name: str, value: np.ndarray, rank: int) -> np.ndarray:
+    def part(self, name: str, given: ParamValue, rank: int) -> np.ndarray:
         """The part of a param's or state's whole value that a rank holds."""
-        at = self.mesh.coordinates(rank)
+        at, value = self.mesh.coordinates(rank), np.asarray(given)
         for axis, dim in self.parts.get(name, ()):
             value = np.split(value, self.mesh.axes[axis], dim)[at[axis]]
         return np.array(value) if name in self.parts else value  # a copy: the whole may be dropped

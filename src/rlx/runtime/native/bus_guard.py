@@ -12,7 +12,6 @@ import ctypes
 import functools
 import mmap
 import signal
-import sys
 import threading
 import weakref
 from enum import IntEnum
@@ -36,16 +35,17 @@ from rlx.codegen.native.words import (
     store,
     variable,
 )
-from rlx.driver.copy.native import c_function, c_library
+from rlx.driver.copy.native import c_function
 from rlx.runtime.memory import PAGE, table
 from rlx.runtime.native.code import build
 from rlx.runtime.store.cache import default_cache
+from rlx.system import SYSTEM
 
 MOST_RANGES = 4096
 _FIELDS = 3  # of a range: first address, address behind the last one, whether a page was missing
 _SA_SIGINFO, _SA_ONSTACK = 4, 0x08000000
 _SI_ADDR = 16  # where siginfo_t has the address, on 64-bit Linux
-_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
+_PROT_READ, _FLAGS = 1, 0x02 | 0x20 | 0x10  # MAP_PRIVATE, MAP_ANONYMOUS and MAP_FIXED of Linux
 
 
 class State(IntEnum):
@@ -80,7 +80,7 @@ def rlx_handle_fault(signal: i32, info: ptr, context: ptr) -> None:
         if (address >= start) & (address < end):
             atomic_store(i64(1), at(place, 2))
             page, make = address & -PAGE, field(state, State.MMAP, ptr)
-            if call(make, page, PAGE, i32(mmap.PROT_READ), i32(_FLAGS), i32(-1), 0, returns=i64) != -1:
+            if call(make, page, PAGE, i32(_PROT_READ), i32(_FLAGS), i32(-1), 0, returns=i64) != -1:
                 return
     before = field(state, State.BEFORE, ptr)
     if before[0] > 1:  # a function: 0 and 1 are SIG_DFL and SIG_IGN
@@ -102,7 +102,7 @@ class _SigAction(ctypes.Structure):
 
 def is_available() -> bool:
     """Whether this system has what the guard needs."""
-    return sys.platform == "linux" and sys.maxsize > 1 << 32
+    return SYSTEM.guards_mappings
 
 
 class Guarded:
@@ -141,7 +141,7 @@ class _Guard:
         self._state[State.MMAP] = c_function("mmap")
         self._state[State.SIGACTION] = c_function("sigaction")
         self._state[State.BEFORE] = ctypes.addressof(self._before)
-        library = c_library()
+        library = SYSTEM.c_library()
         library.sigaction(int(signal.SIGBUS), None, ctypes.byref(self._before))
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._code.address(rlx_guard.name))(self._state.ctypes.data)
         handler = self._code.address(rlx_handle_fault.name)

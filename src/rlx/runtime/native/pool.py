@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import sys
 import threading
 import weakref
 
@@ -43,11 +42,10 @@ from rlx.errors import ConfigError, RlxError
 from rlx.runtime.memory import table
 from rlx.runtime.native.code import build
 from rlx.runtime.store.cache import default_cache
+from rlx.system import SYSTEM
 
 # Read at import: libraries with OpenMP settings may later pin the main thread, and with it every new thread.
-CPUS: tuple[int, ...] = tuple(
-    sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-)
+CPUS: tuple[int, ...] = tuple(SYSTEM.cpus())
 
 SPIN_MICROSECONDS = 200.0
 
@@ -170,7 +168,7 @@ class _Team:
         self.address = self._boxes.ctypes.data
         self._workers: list[threading.Thread] = []
         # Core of each thread; the first is left to the caller, who is never pinned.
-        here = _current_core()
+        here = SYSTEM.current_cpu()
         cores = sorted(CPUS, key=lambda core: (core != here, core))
         self._cores = cores[:threads] if threads <= len(CPUS) else []
         functions = _functions()
@@ -196,7 +194,7 @@ class _Team:
 
     def spread(self) -> None:
         """Move the worker whose core the caller occupies to the free core: it would wait for the caller."""
-        core = _current_core()
+        core = SYSTEM.current_cpu()
         if core in self._cores[1:]:
             thread = self._cores.index(core)
             self._cores[0], self._cores[thread] = core, self._cores[0]
@@ -204,13 +202,10 @@ class _Team:
 
     def _pin(self, thread: int) -> None:
         """Bind a worker to its core, or to all of the process where there are too few for each."""
-        if hasattr(os, "sched_setaffinity"):
-            try:
-                os.sched_setaffinity(
-                    self._workers[thread - 1].native_id or 0, self._cores[thread:][:1] or CPUS
-                )
-            except OSError:
-                pass  # a container may forbid it, or have taken the core away; the scheduler then decides
+        try:
+            SYSTEM.pin(self._workers[thread - 1].native_id or 0, self._cores[thread:][:1] or CPUS)
+        except OSError:
+            pass  # a container may forbid it, or have taken the core away; the scheduler then decides
 
     def stop(self) -> None:
         """Tell every worker to leave, and wait for them."""
@@ -227,16 +222,6 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 def _work(functions: _Functions, boxes: NDArray[np.int64], thread: int) -> None:
     functions.worker(boxes[thread * _BOX_FIELDS :].ctypes.data, thread)
-
-
-def _current_core() -> int:
-    """The core that runs this thread, or -1 where the system does not tell."""
-    return int(_libc().sched_getcpu()) if sys.platform == "linux" else -1
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
 
 
 def _forget_pools() -> None:

@@ -57,7 +57,7 @@ _RUN_UNIT = 1 << 32  # what a run counts in a ticket
 _pread = external("pread", i64)
 
 
-class Field(IntEnum):
+class ReaderControl(IntEnum):
     """Fields of the control block after those of every worker."""
 
     POSITION = Control.POSTED  # how far the run has come
@@ -134,11 +134,11 @@ class Reader:
                 fill.last,
                 fill.ends_fetch,
             )
-        self._control = table(Field.FIELDS)
+        self._control = table(ReaderControl.FIELDS)
         self.address = int(self._control.ctypes.data)
-        self._control[Field.FILLS] = self._entries.ctypes.data
-        self._control[Field.COUNT] = self._control[Field.NEXT] = len(fills)
-        self._control[Field.DESCRIPTOR] = source.descriptor
+        self._control[ReaderControl.FILLS] = self._entries.ctypes.data
+        self._control[ReaderControl.COUNT] = self._control[ReaderControl.NEXT] = len(fills)
+        self._control[ReaderControl.DESCRIPTOR] = source.descriptor
         self._worker = Worker(
             "rlx-reader", self._functions, self._control, self._entries, source, spins=_SPINS
         )
@@ -166,18 +166,18 @@ class Reader:
 
     def read_all(self, helping: bool) -> None:
         """Carry out all fills, as if no kernel had to be waited for: by the reader alone, or by both."""
-        self._control[Field.ALL] = 1
+        self._control[ReaderControl.ALL] = 1
         self.pause(False)
         try:
             if not helping:
                 self._functions.read_alone(self.address, EVERYTHING)
             self.arrive(EVERYTHING, 0, len(self.fills))
         finally:
-            self._control[Field.ALL] = 0
+            self._control[ReaderControl.ALL] = 0
 
     def failure(self, first: int = 0, stop: int | None = None) -> CopyError | None:
         """What went wrong with the first of some fills that failed in this run."""
-        run = self._control[Field.RUN]
+        run = self._control[ReaderControl.RUN]
         for fill, entry in zip(self.fills[first:stop], self._entries[first:stop], strict=False):
             status = int(entry[FillField.STATUS])
             if entry[FillField.DONE] == run and status:
@@ -186,18 +186,20 @@ class Reader:
 
     def pause(self, paused: bool) -> None:
         """Leave reading to gates from now on, or read ahead again."""
-        self._control[Field.PAUSED] = paused
+        self._control[ReaderControl.PAUSED] = paused
 
     @property
     def stats(self) -> CopyStats:
         """Fetches, bytes, seconds of reading by all threads, seconds of runs in gates."""
-        fetches, nbytes, reading, _, waited = self._control[Field.FETCHES : Field.WAITED + 1].tolist()
+        fetches, nbytes, reading, _, waited = self._control[
+            ReaderControl.FETCHES : ReaderControl.WAITED + 1
+        ].tolist()
         return CopyStats(fetches, nbytes, reading / 1e9, waited / 1e9)
 
     @property
     def busy(self) -> float:
         """Seconds that the reader thread has been reading."""
-        return float(self._control[Field.BUSY]) / 1e9
+        return float(self._control[ReaderControl.BUSY]) / 1e9
 
 
 class _Functions:
@@ -235,7 +237,7 @@ def _seen(control: ptr, number: int) -> i64:
 
 @inline
 def _entry(control: ptr, number: i64 | int) -> ptr:
-    return at(field(control, Field.FILLS, ptr), number * FillField.FIELDS)
+    return at(field(control, ReaderControl.FILLS, ptr), number * FillField.FIELDS)
 
 
 @inline
@@ -259,17 +261,17 @@ def rlx_read_bytes(descriptor: i64, target: ptr, count: i64, offset: i64) -> i64
 @native
 def rlx_claim_fill(control: ptr, by_reader: i64) -> i64:
     """Carry out the next fill; 0 if there is none at present."""
-    ticket = _seen(control, Field.NEXT)
+    ticket = _seen(control, ReaderControl.NEXT)
     number = _fill_of(ticket)
-    return _look(control, ticket, number, by_reader) if number < control[Field.COUNT] else i64(0)
+    return _look(control, ticket, number, by_reader) if number < control[ReaderControl.COUNT] else i64(0)
 
 
 @inline
 def _look(control: ptr, ticket: i64, number: i64, by_reader: i64) -> i64:
     entry = _entry(control, number)
-    position = _seen(control, Field.POSITION)
+    position = _seen(control, ReaderControl.POSITION)
     if entry[FillField.AFTER] <= position:
-        _, is_mine = compare_exchange(at(control, Field.NEXT), ticket, ticket + 1)
+        _, is_mine = compare_exchange(at(control, ReaderControl.NEXT), ticket, ticket + 1)
         if is_mine:
             _fill(control, entry, position, by_reader)
         return i64(1)  # also where another thread was faster: there may be more
@@ -280,9 +282,9 @@ def _look(control: ptr, ticket: i64, number: i64, by_reader: i64) -> i64:
 def _fill(control: ptr, entry: ptr, position: i64, by_reader: i64) -> None:
     # A run that passes over kernels passes over what they would have read.
     entry[FillField.STATUS] = 0
-    if (entry[FillField.LAST] >= position) | (control[Field.ALL] != 0):
+    if (entry[FillField.LAST] >= position) | (control[ReaderControl.ALL] != 0):
         _read_entry(control, entry, by_reader)
-    run = control[Field.RUN]
+    run = control[ReaderControl.RUN]
     atomic_store(run, at(entry, FillField.DONE))
 
 
@@ -290,17 +292,17 @@ def _fill(control: ptr, entry: ptr, position: i64, by_reader: i64) -> None:
 def _read_entry(control: ptr, entry: ptr, by_reader: i64) -> None:
     began = clock()
     nbytes = entry[FillField.NBYTES]
-    descriptor = control[Field.DESCRIPTOR]
+    descriptor = control[ReaderControl.DESCRIPTOR]
     target, offset = field(entry, FillField.ADDRESS, ptr), entry[FillField.OFFSET]
     entry[FillField.STATUS] = rlx_read_bytes(descriptor, target, nbytes, offset)
     took = clock() - began
     fetched = entry[FillField.ENDS_FETCH]
     own = took * by_reader
     for number, amount in (
-        (Field.FETCHES, fetched),
-        (Field.BYTES, nbytes),
-        (Field.READING, took),
-        (Field.BUSY, own),
+        (ReaderControl.FETCHES, fetched),
+        (ReaderControl.BYTES, nbytes),
+        (ReaderControl.READING, took),
+        (ReaderControl.BUSY, own),
     ):
         atomic_rmw("add", at(control, number), amount, "monotonic")
 
@@ -308,8 +310,8 @@ def _read_entry(control: ptr, entry: ptr, by_reader: i64) -> None:
 @native
 def rlx_publish(control: ptr, position: i64) -> None:
     """The run has come so far; wakes the reader if it sleeps."""
-    atomic_store(position, at(control, Field.POSITION))
-    if control[Field.PAUSED] == 0:
+    atomic_store(position, at(control, ReaderControl.POSITION))
+    if control[ReaderControl.PAUSED] == 0:
         signal(control)
 
 
@@ -317,7 +319,7 @@ def rlx_publish(control: ptr, position: i64) -> None:
 def _wait_done(control: ptr, number: i64 | int, claiming: bool) -> i64:
     """Return when a fill is done, with its status."""
     entry = _entry(control, number)
-    run = control[Field.RUN]
+    run = control[ReaderControl.RUN]
     done = at(entry, FillField.DONE)
     tries = 0
     while atomic_load(i64, done) != run:
@@ -353,7 +355,7 @@ def rlx_arrive(args: ptr, thread: i64, threads: i64, part: i64) -> None:
     began = clock()
     status = rlx_await_fills(control, position, first, stop)
     took = (clock() - began) * zext(thread == 0, i64)
-    atomic_rmw("add", at(control, Field.WAITED), took, "monotonic")
+    atomic_rmw("add", at(control, ReaderControl.WAITED), took, "monotonic")
     if status != 0:
         store(status, field(args, ERROR_SLOT, ptr))
 
@@ -367,7 +369,7 @@ def rlx_read_ahead(control: ptr) -> None:
 @native(internal=True)
 def rlx_read_next(control: ptr) -> i64:
     """Carry out the next fill, unless gates do or the reader ends; 0 if there is none at present."""
-    if (control[Field.PAUSED] != 0) | is_stopped(control):
+    if (control[ReaderControl.PAUSED] != 0) | is_stopped(control):
         return i64(0)
     return rlx_claim_fill(control, 1)
 
@@ -375,18 +377,18 @@ def rlx_read_next(control: ptr) -> i64:
 @native
 def rlx_begin_fills(control: ptr) -> None:
     """A run begins."""
-    atomic_store(i64(-1), at(control, Field.POSITION))
-    run = control[Field.RUN] + 1
-    control[Field.RUN] = run
-    atomic_store(_ticket(run, 0), at(control, Field.NEXT))
+    atomic_store(i64(-1), at(control, ReaderControl.POSITION))
+    run = control[ReaderControl.RUN] + 1
+    control[ReaderControl.RUN] = run
+    atomic_store(_ticket(run, 0), at(control, ReaderControl.NEXT))
 
 
 @native
 def rlx_settle_fills(control: ptr) -> None:
     """A run ends: nothing more is claimed, and what was claimed is done."""
-    count = control[Field.COUNT]
-    over = _ticket(control[Field.RUN], count)
-    last = atomic_rmw("xchg", at(control, Field.NEXT), over, "seq_cst")
+    count = control[ReaderControl.COUNT]
+    over = _ticket(control[ReaderControl.RUN], count)
+    last = atomic_rmw("xchg", at(control, ReaderControl.NEXT), over, "seq_cst")
     for number in range(_fill_of(last)):
         _wait_done(control, number, claiming=False)
 
@@ -395,5 +397,5 @@ def rlx_settle_fills(control: ptr) -> None:
 def rlx_read_alone(control: ptr, position: i64) -> None:
     """Wait until the reader has carried out all fills."""
     rlx_publish(control, position)
-    for number in range(control[Field.COUNT]):
+    for number in range(control[ReaderControl.COUNT]):
         _wait_done(control, number, claiming=False)

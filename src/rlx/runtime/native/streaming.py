@@ -25,6 +25,7 @@ from rlx.driver.copy import CopyStats
 from rlx.driver.region import FileMemory
 from rlx.errors import CopyError, FormatError, UnsupportedError
 from rlx.files import remove_abandoned, unfinished_name
+from rlx.ir.dtype import ParamValue
 from rlx.ir.op import Role
 from rlx.plan.lir import LAST_PART, LirBufferPlan, LirModule, Point
 from rlx.runtime.derive import lazy_weights
@@ -77,7 +78,7 @@ class StreamedWeights(Weights):
     _reads: Reader  # if anything is streamed
 
     def __init__(
-        self, lir: LirModule, values: dict[str, np.ndarray], file: Container, numbers: Mapping[int, int]
+        self, lir: LirModule, values: dict[str, ParamValue], file: Container, numbers: Mapping[int, int]
     ) -> None:
         super().__init__(lir, values, {})
         self._file, self._numbers = file, dict(numbers)
@@ -227,7 +228,7 @@ def _gates(plan: LirBufferPlan, counts: Sequence[int]) -> dict[Point, Gate]:
 
 
 def streamed_weights(
-    lir: LirModule, values: dict[str, np.ndarray], file: Container, entries: Iterable[tuple[int, int]]
+    lir: LirModule, values: dict[str, ParamValue], file: Container, entries: Iterable[tuple[int, int]]
 ) -> StreamedWeights:
     """Weights where they lie in a file; every one must have the size of its node."""
     numbers: dict[int, int] = {}

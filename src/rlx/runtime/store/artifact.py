@@ -1,12 +1,14 @@
 """Compiled programs in `.rlx` files: plan, native code and weights, for one or more targets.
 
 A file holds the graph as the user gave it, the values of its params, and per target a *variant*: the LIR
-graph, the graph of derived weights, the code and the derived weights themselves. Loading maps the weights and
-runs nothing in the file but code that this user has signed:
+graph, the graph of derived weights, the code and the derived weights themselves. Params that are the derived
+weights of the first variant in another order are not stored next to them: a graph that moves elements back
+(`rlx.runtime.recover`) gives them to who asks. Loading maps the weights and runs nothing in the file but code
+that this user has signed:
 
 - a variant whose HMAC verifies under the user's key, or was accepted by `trust`, is loaded as it is;
-- of any other file only the graph as the user gave it is used, and compiled: neither its code nor its plan
-  nor its derived weights, whose layouts are the compiler's, are looked at;
+- of any other file only the graph as the user gave it is used, with its params, and compiled: neither code
+  nor plan is looked at. Params are taken from derived weights by NumPy, in layouts that are checked;
 - a file without a variant for this machine and this version of the generator is compiled from its graph.
 
 A signature covers plan, code, source, all tables of the header and the SHA-256 of the weights. That digest is
@@ -26,14 +28,16 @@ import numpy as np
 
 from rlx.errors import RlxError
 from rlx.files import Json
-from rlx.ir.dtype import dtype
+from rlx.ir.dtype import DType, LazyArray, ParamValue, dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, get_op
 from rlx.plan.lir import LirModule
 from rlx.runtime.background import meanwhile
+from rlx.runtime.memory import allocate
 from rlx.runtime.native_code import open_blob, open_runtime
+from rlx.runtime.recover import Recovered, check_recovery
 from rlx.runtime.store.container import Container
-from rlx.runtime.store.origin import Origin, generator, signed_bytes
+from rlx.runtime.store.origin import RECOVERY, Origin, generator, signed_bytes
 from rlx.runtime.store.stored import StoredLir
 from rlx.runtime.store.trust import accept, accepted, is_noted, keyring, note
 from rlx.runtime.weights import Weights
@@ -65,6 +69,8 @@ class Artifact:
         self.container = Container(path)
         header = self.container.header
         kinds = {"name": str, "facts": dict, "variants": list, "params": dict, "states": dict, "blobs": dict}
+        if "packed_params" in header:  # which files of earlier versions do not have
+            kinds["packed_params"] = dict
         wrong = [key for key, kind in kinds.items() if not isinstance(header.get(key), kind)]
         if wrong or not all(map(_is_variant, header["variants"])):
             raise self.container.fail(f"its header has no sound {wrong[0] if wrong else 'variants'}")
@@ -168,12 +174,18 @@ class Artifact:
 
     def give_values(self, graph: Graph) -> None:
         """Hand a graph the values of its params and states; each must have the type of its node."""
-        graph.param_values = self.values("params", graph.params)
+        params = self.params
+        graph.param_values = {name: params[name] for name in graph.params if name in params}
+        self._check_types(graph.param_values, graph.params)
         graph.state_values = self.values("states", graph.state_inputs)
 
     def values(self, kind: str, nodes: Mapping[str, Node]) -> dict[str, np.ndarray]:
-        """Values of the file for params or states, which must have the types of their nodes."""
+        """Values of the file for states, which must have the types of their nodes."""
         found = {name: value for name, value in self._table(kind).items() if name in nodes}
+        self._check_types(found, nodes)
+        return found
+
+    def _check_types(self, found: Mapping[str, ParamValue], nodes: Mapping[str, Node]) -> None:
         for name, value in found.items():
             want = nodes[name].tensor
             fits = value.shape == want.shape or not want.is_static
@@ -181,12 +193,43 @@ class Artifact:
                 raise self.container.fail(
                     f"its value of {name!r} is {value.dtype}{list(value.shape)}, not {want}"
                 )
-        return found
 
     @functools.cached_property
-    def params(self) -> dict[str, np.ndarray]:
-        """Values of params by name, over the memory of the file."""
-        return dict(self._table("params"))
+    def params(self) -> dict[str, ParamValue]:
+        """Values of params by name: over the memory of the file, or lazy arrays, computed from weights."""
+        found: dict[str, ParamValue] = dict(self._table("params"))
+        for name, about in self.container.header.get("packed_params", {}).items():
+            try:
+                of, shape = dtype(about[0]), tuple([int(d) for d in about[1]])
+            except (RlxError, LookupError, TypeError, ValueError):
+                raise self.container.fail(f"its param {name[:40]!r} is of no known type") from None
+            found[name] = LazyArray(of, shape, functools.partial(self._recovered, name, of, shape))
+        return found
+
+    def _recovered(self, name: str, of: DType, shape: tuple[int, ...]) -> np.ndarray:
+        """A param, computed from weights."""
+        with self._damage(RECOVERY):
+            try:
+                found = self._recovery.value(name)
+            except RlxError as e:
+                raise self.container.fail(f"it does not tell its param {name!r}: {e.message}") from e
+            if found.shape != shape or dtype(found.dtype) is not of:
+                raise self.container.fail(f"its param {name!r} is not {of}{list(shape)}")
+            return found
+
+    @functools.cached_property
+    def _recovery(self) -> Recovered:
+        from rlx.ir.text.files import read_mir  # start time: few programs need it
+
+        graph = read_mir(self.container.text(RECOVERY), {})
+        check_recovery(graph)
+        numbers = dict(self._variants[0]["weights"]) if self._variants else {}
+        missing = [name for name in graph.params if not name.isdecimal() or int(name) not in numbers]
+        if missing:
+            raise self.container.fail(
+                f"its params need the weight {missing[0][:20]!r}, which it does not have"
+            )
+        return Recovered(graph, lambda id: self.container.raw(numbers[id]))
 
     @property
     def blobs(self) -> dict[str, np.ndarray]:
@@ -214,6 +257,8 @@ class Artifact:
         about = self._variants[number]
         streamed = weight_budget is not None or "weight_budget" in about["options"]
         self.container.stay_in_file = streamed  # before an array is taken
+        with self._damage("code"):
+            open_runtime(self.container.part(f"{number}.runtime"))  # which guards arrays, too
         with self._damage("plan"):
             lir = StoredLir(self, number, about)
         with meanwhile(lambda: self._check_weights(number, streamed), "rlx-check") as checked:
@@ -225,29 +270,35 @@ class Artifact:
             lir.set_weight_budget(weight_budget, kernels.cuts)
         weights: Weights
         with self._damage("weights"):
-            self._check_addresses(about)
+            addresses = self._checked_addresses(about)
         if streamed:
             from rlx.runtime.native.streaming import streamed_weights  # start time
 
             weights = streamed_weights(lir, dict(self.params), self.container, about["weights"])
         else:
-            weights = self._weights(lir, about["weights"])
+            weights = self._weights(lir, about["weights"], addresses)
         return (make or CompiledProgram)(lir, kernels, code, threads, debug, weights)
 
-    def _check_addresses(self, about: Json) -> None:
-        """Weights that kernels compute addresses from must stay in range, whoever signed the file."""
-        numbers = dict(about["weights"])
+    def _checked_addresses(self, about: Json) -> dict[int, np.ndarray]:
+        """Weights that kernels compute addresses from must stay in range, whoever signed the file, and
+        whoever writes to it: here they are in memory of our own, by node."""
+        numbers, found = dict(about["weights"]), {}
         for id, name, attrs in about["addresses"]:
             op = get_op(name)
             if id in numbers:
-                fault = op.check_stored(self.container.array(numbers[id]), **op.canonical_attrs(attrs))
+                raw, stored = self.container.raw(numbers[id]), self.container.array(numbers[id])
+                own = allocate(len(raw), fence=True).array
+                own[:] = raw
+                array = own.view(stored.dtype).reshape(stored.shape)
+                fault = op.check_stored(array, **op.canonical_attrs(attrs))
                 if fault is not None:
                     raise self.container.fail(f"its weights hold {fault}")
+                found[id] = own
+        return found
 
     def _code(self, number: int, target: Target) -> tuple[KernelSet, object]:
-        blob, runtime = (self.container.part(f"{number}.{name}") for name in ("code", "runtime"))
+        blob = self.container.part(f"{number}.code")
         with self._damage("code"):
-            open_runtime(runtime)
             return open_blob(blob, target)
 
     @contextmanager
@@ -260,8 +311,11 @@ class Artifact:
         except Exception as e:
             raise self.container.fail(f"its {what} is damaged ({type(e).__name__})") from e
 
-    def _weights(self, lir: LirModule, entries: Iterable[tuple[int, int]]) -> Weights:
-        """Weights where they lie in the file; every one must have the size of its node."""
+    def _weights(
+        self, lir: LirModule, entries: Iterable[tuple[int, int]], own: Mapping[int, np.ndarray]
+    ) -> Weights:
+        """Weights where they lie in the file, or in memory of our `own`; every one must have the size of its
+        node."""
         memory: dict[int, np.ndarray] = {}
         for id, number in entries:
             if not 0 <= id < len(lir.outline.nodes):
@@ -269,7 +323,7 @@ class Artifact:
             node, raw = lir.outline.nodes[id], self.container.raw(number)
             if node.op.role not in (Role.PARAM, Role.CONSTANT) or len(raw) != _static_bytes(node):
                 raise self.container.fail(f"it has a weight of {len(raw)} bytes for {node}")
-            memory[id] = raw
+            memory[id] = own.get(id, raw)
         return Weights(lir, dict(self.params), memory, self.container)
 
 

@@ -12,14 +12,13 @@ import functools
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 from rlx import config
 from rlx.codegen.cpu.generator import generator_version
 from rlx.codegen.native.jit import llvm_version
-from rlx.errors import FormatError
+from rlx.errors import FormatError, warn
 from rlx.files import LIKELY_LOCKED, Json, remove_abandoned, replacing, unfinished_files
 from rlx.ir.text.container import CODE, VERSION, File, write_to
 from rlx.records import dataclass
@@ -90,7 +89,7 @@ class ObjectCache:
         except FormatError as e:
             self._misses += 1
             self._rejected += 1
-            warnings.warn(f"cache entry {e.message}; the code is compiled again", CacheWarning, stacklevel=2)
+            warn(f"cache entry {e.message}; the code is compiled again", CacheWarning)
             return None
         self._hits += 1
         _touch(path)
@@ -112,11 +111,10 @@ class ObjectCache:
                 self._evict()
         except OSError as error:
             self._writable = False
-            warnings.warn(
+            warn(
                 f"the code cache {self.directory} cannot be written ({error.strerror}); "
                 "set RLX_CACHE to a directory that can",
                 CacheWarning,
-                stacklevel=2,
             )
 
     def get_or_make(self, code_key: str, target: Target, make: Callable[[], bytes]) -> bytes:

@@ -16,8 +16,9 @@ from rlx.ir.text import container as layout
 from rlx.ir.text.container import PROGRAM, Bytes, File, Seal, Stored, read_blocks, read_into, sha256
 from rlx.runtime.memory import allocate, drop_pages
 from rlx.runtime.native.bus_guard import Guarded, is_available
+from rlx.system import SYSTEM
 
-MOST_READ = 64 << 20  # bytes of arrays that are read rather than mapped, if the file is not our own
+MOST_READ = 1 << 20  # bytes of arrays that are read rather than mapped, if the file is not our own
 
 
 def write(
@@ -42,9 +43,9 @@ def _is_own(descriptor: int, path: str) -> bool:
     """Whether a file lies in a folder of RLX's cache that nobody else can write to. Such files are replaced,
     never changed."""
     folder, cache = os.path.dirname(os.path.abspath(path)), os.path.abspath(config.CACHE.get())
-    if os.path.commonpath([folder, cache]) != cache or not hasattr(os, "geteuid"):
+    if os.path.commonpath([folder, cache]) != cache:
         return False
-    user, status = os.geteuid(), [os.stat(folder), os.fstat(descriptor)]
+    user, status = SYSTEM.user_id(), [os.stat(folder), os.fstat(descriptor)]
     return all(s.st_uid == user for s in status) and not any(s.st_mode & 0o022 for s in status)
 
 
@@ -62,8 +63,9 @@ def file_identity(descriptor: int, own: bool) -> tuple[object, ...]:
     the file is not in RLX's own cache, where files are touched and unlinked but never changed, its times."""
     status = os.fstat(descriptor)
     times = () if own else (status.st_mtime_ns, status.st_ctime_ns)
-    start = os.pread(descriptor, layout.PREFIX_BYTES, 0)
-    return status.st_dev, status.st_ino, status.st_size, start, *times
+    start = np.zeros(layout.PREFIX_BYTES, np.uint8)
+    SYSTEM.read_at(descriptor, start, 0)
+    return status.st_dev, status.st_ino, status.st_size, start.tobytes(), *times
 
 
 class Container(File):

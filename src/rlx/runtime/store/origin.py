@@ -13,7 +13,9 @@ from rlx.records import dataclass
 from rlx.runtime.native_code import code_version
 
 SIGNED_PARTS = ("plan", "outline", "code", "runtime", "unfused")
-"""Parts of a variant that its signature covers; the source, which all share, is covered too."""
+"""Parts of a variant that its signature covers; the parts that all share are covered too."""
+RECOVERY = "recovery"
+"""The part with the graph that computes params from the weights of the first variant."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,10 @@ def generator() -> str:
 
 
 def signed_bytes(header: Json, number: int) -> bytes:
-    """What the signature of a variant covers: what it says of itself, the digests of its parts and of the
-    source, where every array lies, and the SHA-256 of all arrays."""
+    """What the signature of a variant covers: what it says of itself, the digests of its parts and of those
+    that all share, where every array lies, and the SHA-256 of all arrays."""
     covered = {key: value for key, value in header["variants"][number].items() if key != "mac"}
-    names = {"source", *(f"{number}.{name}" for name in SIGNED_PARTS)}
+    names = {"source", RECOVERY, *(f"{number}.{name}" for name in SIGNED_PARTS)}
     digests = sorted([name, digest] for name, _, _, digest in header["parts"] if name in names)
     rest = {key: value for key, value in header.items() if key not in ("variants", "parts", "array_sums")}
     return b"rlx program 2\n" + json.dumps([covered, digests, rest], sort_keys=True).encode()

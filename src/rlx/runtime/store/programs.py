@@ -11,20 +11,19 @@ import functools
 import hashlib
 import json
 import os
-import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx import config
-from rlx.errors import FormatError
+from rlx.errors import FormatError, warn
 from rlx.files import LIKELY_LOCKED, Identity, identity, remove_abandoned, unfinished_files
 from rlx.runtime.store.artifact import Artifact
 from rlx.runtime.store.cache import STREAMED, CacheInfo, CacheWarning, ObjectCache
 from rlx.runtime.store.trust import keyring
+from rlx.system import SYSTEM
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
@@ -52,7 +51,7 @@ class ProgramStore:
             found = Artifact(path)
         except FormatError as e:
             if path.exists():
-                warnings.warn(f"{e}; the model is compiled again", CacheWarning, stacklevel=3)
+                warn(f"{e}; the model is compiled again", CacheWarning)
             return None
         if not all(list(identity(name) or ()) == known for name, *known in _listed(found)):
             return None
@@ -77,11 +76,11 @@ class ProgramStore:
         known = [model, *others]
         files = [[name, *(state or ())] for name, state in known[1:]]
         size = sum(len(m) for m in program.weight_memory.values())
-        size += sum(value.nbytes for value in program.param_values.values())
+        size += sum(value.nbytes for value in program.stored_params.values())
         if size > self.limit // 2:
             return
         path, lir, origin = self._path(model, options), program.lir, program.origin
-        weights, values = dict(program.weight_memory), dict(program.param_values)
+        weights, values = dict(program.weight_memory), dict(program.stored_params)
         before = list(_storing.values())
         # Folder and key of now: the environment may be another when the thread comes to it.
         cache = ObjectCache(keyring=keyring())
@@ -161,8 +160,7 @@ def _let_it_run_first(program: CompiledProgram) -> None:
         if program.has_run or not threading.main_thread().is_alive():
             break
         time.sleep(_WAIT_SECONDS)
-    if sys.platform == "linux":  # where threads have priorities of their own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    SYSTEM.yield_to_others()
 
 
 _storing: dict[Path, threading.Thread] = {}
@@ -186,7 +184,7 @@ def _tried(store: Callable[[], None]) -> None:
 
 
 def _not_stored(e: Exception) -> None:
-    warnings.warn(f"the compiled model was not stored: {e}", CacheWarning, stacklevel=4)
+    warn(f"the compiled model was not stored: {e}", CacheWarning)
 
 
 def _check_unchanged(known: Iterable[Known]) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlx.errors import FormatError
 from rlx.files import Json
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DType, ParamValue, dtype
 from rlx.ir.graph import Graph
 from rlx.ir.op import Role
 from rlx.ir.text.container import Stored
@@ -21,9 +21,10 @@ from rlx.plan.outline import outline
 from rlx.records import dataclass
 from rlx.runtime.derive import lazy_weights
 from rlx.runtime.native_code import code_blob, runtime_blob
+from rlx.runtime.recover import Steps, recoverable, recovery
 from rlx.runtime.store import container
 from rlx.runtime.store.cache import ObjectCache, default_cache
-from rlx.runtime.store.origin import Origin, generator, signed_bytes
+from rlx.runtime.store.origin import RECOVERY, Origin, generator, signed_bytes
 from rlx.runtime.store.trust import MAC_BYTES
 from rlx.target.cpu import resolve
 
@@ -60,14 +61,14 @@ def save(
     """
     if not isinstance(path, str | os.PathLike):
         raise FormatError(f"a program is saved to a path, for example 'model.rlx', not to {path!r}")
-    origin, values = _origin_of(program), program.param_values
+    origin, values = _origin_of(program), program.stored_params
     write(path, program.lir, origin, program.weight_memory, values, targets, facts, own=own)
 
 
 def lir_for(program: CompiledProgram, target: str) -> LirModule:
     """The plan of a program for another target, with the values that its params have now."""
     origin = _origin_of(program)
-    return _planned(origin, origin.graph(), resolve(target).name, program.param_values)
+    return _planned(origin, origin.graph(), resolve(target).name, program.stored_params)
 
 
 def _origin_of(program: CompiledProgram) -> Origin:
@@ -83,7 +84,7 @@ def write(
     lir: LirModule,
     origin: Origin,
     weights: Mapping[int, Stored],
-    values: Mapping[str, np.ndarray],
+    values: Mapping[str, ParamValue],
     targets: Sequence[str] = (),
     facts: Json | None = None,
     cache: ObjectCache | None = None,
@@ -108,7 +109,13 @@ def write(
             variants.append(_Variant(other, lazy_weights(other, (other.derived or other.mir).param_values)))
     described = [v.write(f"{i}.", parts, blobs, arrays, values, cache) for i, v in enumerate(variants)]
     parts["source"] = graph_text(source, blobs=blobs).encode()
-    tables = {"params": {**source.param_values, **values}, "states": source.state_values, "blobs": blobs}
+    given: dict[str, ParamValue] = {**source.param_values, **values}
+    packed = _packed_params(lir, weights, given) if own else {}
+    if packed:
+        parts[RECOVERY] = graph_text(recovery(lir, packed)).encode()
+    kept = {name: value for name, value in given.items() if name not in packed}
+    tables: dict[str, Mapping[str, Stored]]
+    tables = {"params": kept, "states": source.state_values, "blobs": blobs}
 
     def seal(header: Json) -> None:
         last()
@@ -119,9 +126,19 @@ def write(
         "name": source.name,
         "facts": dict(facts or {}),
         "variants": described,
+        "packed_params": {n: [str(dtype(given[n].dtype)), list(given[n].shape)] for n in packed},
         **{kind: _add_all(arrays, kind, table) for kind, table in tables.items()},
     }
     container.write(path, header, parts, arrays.arrays, seal)
+
+
+def _packed_params(
+    lir: LirModule, weights: Collection[int], given: Collection[str]
+) -> dict[str, tuple[int, Steps]]:
+    """Params that the file has only as the first variant reads them. Those that it reads as they are given
+    are stored once anyway, and others may read them, too."""
+    found = recoverable(lir, weights)
+    return {name: (id, steps) for name, (id, steps) in found.items() if steps and name in given}
 
 
 def _address_weights(lir: LirModule) -> list[list[object]]:
@@ -136,7 +153,7 @@ def _address_weights(lir: LirModule) -> list[list[object]]:
     return found
 
 
-def _planned(origin: Origin, source: Graph, target: str, values: Mapping[str, np.ndarray]) -> LirModule:
+def _planned(origin: Origin, source: Graph, target: str, values: Mapping[str, ParamValue]) -> LirModule:
     """The program for another target, with the values that params have now."""
     lir = origin.plan(source, target)
     for graph in (lir.mir, lir.derived):
@@ -145,7 +162,7 @@ def _planned(origin: Origin, source: Graph, target: str, values: Mapping[str, np
     return lir
 
 
-def _add_all(arrays: _Arrays, kind: str, table: Mapping[str, np.ndarray]) -> dict[str, int]:
+def _add_all(arrays: _Arrays, kind: str, table: Mapping[str, Stored]) -> dict[str, int]:
     return {name: arrays.add((kind, name), array) for name, array in table.items()}
 
 
@@ -162,7 +179,7 @@ class _Variant:
         parts: dict[str, bytes],
         blobs: dict[str, np.ndarray],
         arrays: _Arrays,
-        values: Mapping[str, np.ndarray],
+        values: Mapping[str, ParamValue],
         cache: ObjectCache,
     ) -> Json:
         """Add parts and arrays; returns the description for the header."""

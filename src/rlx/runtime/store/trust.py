@@ -11,11 +11,11 @@ import functools
 import hashlib
 import hmac
 import os
-import warnings
 from pathlib import Path
 
-from rlx.errors import RlxError
+from rlx.errors import RlxError, warn
 from rlx.files import open_plain, read_plain, replacing
+from rlx.system import SYSTEM
 
 KEY_BYTES = 32
 MAC_BYTES = 32
@@ -76,7 +76,7 @@ def _keyring_at(path: Path) -> Keyring:
         reason = (
             str(error) if isinstance(error, TrustError) else f"no signing key at {path}: {error.strerror}"
         )
-        warnings.warn(f"compiled code serves this process only: {reason}", TrustWarning, stacklevel=3)
+        warn(f"compiled code serves this process only: {reason}", TrustWarning)
         return Keyring(os.urandom(KEY_BYTES))
 
 
@@ -158,7 +158,8 @@ def load_or_create(path: Path) -> bytes:
 def _read(path: Path) -> bytes:
     with open_plain(path, getattr(os, "O_NOFOLLOW", 0)) as file:  # a pipe in its place is not waited for
         status = os.fstat(file.fileno())
-        if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & 0o077):
+        user = SYSTEM.user_id()
+        if user is not None and (status.st_uid != user or status.st_mode & 0o077):
             raise TrustError(
                 f"the signing key {path} must be a plain file of this user with mode 0600; "
                 "delete it, and a new one is made"

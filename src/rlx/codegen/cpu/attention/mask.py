@@ -89,7 +89,8 @@ class BlockMask:
             for j in range(block.vectors):
                 source = gep(start, self.step * (width * j), self.element)
                 last = max(block.count - width * j - 1, 0)
-                turn = _turn_square(width, self.element)
+                alias = f"rlx_turn_clamped_{width}_{self.element}"
+                turn = _turn_clamped.written(alias, lanes=width, element=self.element)
                 for i in loop(0, n, width):
                     first = min(i, n - width)
                     target = block.at(self.copy, first, j)
@@ -201,13 +202,11 @@ def _as_words(found: Word) -> Word:
     return found if found.element == "float" else zext(found, "i32")
 
 
-def _turn_square(width: int, element: str) -> str:
-    """target[i][lane] = source[lane][i] for a square of 4-byte words; rows past `last` repeat it."""
-    return _turn.written(f"rlx_turn_square_{width}_{element}", lanes=width, element=element)
-
-
 @native(internal=True, noinline=True)
-def _turn(source: ptr, step: i64, last: i64, target: ptr, width: i64, *, lanes: int, element: str) -> None:
+def _turn_clamped(
+    source: ptr, step: i64, last: i64, target: ptr, width: i64, *, lanes: int, element: str
+) -> None:
+    """target[i][lane] = source[lane][i] for a square of 4-byte words; rows past `last` repeat it."""
     rows = [gep(source, min(i64(i), last) * step, element) for i in range(lanes)]
     read = [_as_words(load(vector(element, lanes), row)) for row in rows]
     for i, column in enumerate(transpose(read)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -29,9 +30,14 @@ def bodies(nest: Nest) -> list[Scalar]:
 
 
 def map_bodies(nest: Nest, change: Callable[[Scalar], Scalar]) -> Nest:
-    """A nest with every expression rewritten."""
-    stats = tuple(replace(s, body=change(s.body)) for s in nest.stats)
-    stores = tuple(replace(s, body=change(s.body)) for s in nest.stores)
+    """A nest with every expression rewritten; the same nest where none has changed."""
+    old = bodies(nest)
+    new = [change(body) for body in old]
+    if all(map(operator.is_, new, old)):
+        return nest
+    made = iter(new)
+    stats = tuple([replace(s, body=next(made)) for s in nest.stats])
+    stores = tuple([replace(s, body=next(made)) for s in nest.stores])
     return replace(nest, stats=stats, stores=stores)
 
 
@@ -190,8 +196,8 @@ def collapse(nest: Nest, strides: Sequence[Shape]) -> Nest:
     """The nest with flat loads and as few axes as its accesses allow."""
     nest = flatten_loads(map_bodies(nest, lambda body: decided(body, nest.space)), strides)
     # Which axes merge decides the order of sums: their loads stay as they are, though some could be flat now.
-    nest = map_bodies(nest, lambda body: in_units(body, nest.space))
-    nest = nest if nest.stats else flatten_loads(nest, strides)
+    joined = map_bodies(nest, lambda body: in_units(body, nest.space))
+    nest = joined if joined is nest or nest.stats else flatten_loads(joined, strides)
     number = len(nest.space) - 1
     while number >= 0:
         if nest.space[number] == 1:

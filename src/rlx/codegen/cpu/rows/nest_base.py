@@ -59,11 +59,14 @@ def nest_lanes(target: Target, nest: Nest) -> int:
 def prepare(at: Expression, expressions: Sequence[Scalar], fixed: set[int], accs: int = 0) -> None:
     """Compute what depends on fixed axes (and on reductions that are finished) only."""
     for body in expressions:
-        free: dict[Scalar, bool] = {}
+        free = set[Scalar]()
         for e in body.walk():
-            own = (e.prim == "axis" and e.data not in fixed) or (e.prim == "acc" and (e.data or 0) >= accs)
-            free[e] = own or any(free[a] for a in e.args)
-            if not free[e] and e.prim not in ("const", "axis"):
+            if e.prim == "axis":
+                if e.data not in fixed:
+                    free.add(e)
+            elif (e.prim == "acc" and (e.data or 0) >= accs) or not free.isdisjoint(e.args):
+                free.add(e)
+            elif e.prim != "const":
                 at(e)
 
 

@@ -10,8 +10,11 @@ from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.contrib.basic import MS
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs
+from rlx.ir.dtype import I8, LazyArray
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
+
+_COLUMNS = 64  # that are unpacked together
 
 
 @onnx_op("MatMulNBits", domain=MS, ignored=("accuracy_level",))
@@ -23,10 +26,9 @@ def matmul_nbits(n: Call) -> Outputs:
     if n.get(4) is not None:
         raise ModelImportError("g_idx is not supported; quantise without reordering (desc_act=False)")
     blocks = -(-k // block)
-    raw = n.known(1)
+    raw = n.stored(1)
     if raw is None:
         raise ModelImportError("its weights must be constant")
-    weight = unpacked(raw.reshape(columns, blocks, -1), bits)[..., :block].reshape(columns, blocks * block)
     zero = None
     if n.get(3) is not None:
         points = n.known(3)
@@ -37,14 +39,26 @@ def matmul_nbits(n: Call) -> Outputs:
         else:
             zero = points.reshape(columns, blocks)
     middle = 1 << (bits - 1)
-    codes = (weight[:, :k].T.astype(np.int16) - middle).astype(np.int8)
-    centred = n.weight(codes, "codes")
+    codes = LazyArray(I8, (k, columns), lambda: _codes(np.asarray(raw), k, columns, bits, block))
+    centred = n.weight(codes if isinstance(raw, LazyArray) else np.asarray(codes), "codes")
     scale = ops.transpose(ops.reshape(scales, (columns, blocks)))
     shift = None if zero is None else zero.T.astype(np.float32) - middle
     shifts = None if shift is None else n.weight(shift, "zeros")
     matrix = ops.dequantize_groups(centred, scale, shifts, bits=bits, group=block)
     y = ops.matmul(x, ops.cast(matrix, x.dtype))
     return y if n.get(5) is None else y + n[5]
+
+
+def _codes(raw: np.ndarray, k: int, columns: int, bits: int, block: int) -> np.ndarray:
+    """Codes [k, columns] around 0, from blocks along k of unsigned ones; some columns at a time, which needs
+    less memory than all of them would."""
+    rows, middle = raw.reshape(columns, -(-k // block), -1), np.uint8(1 << (bits - 1))
+    out = np.empty((k, columns), np.int8)
+    for first in range(0, columns, _COLUMNS):
+        part = rows[first : first + _COLUMNS]
+        codes = unpacked(part, bits)[..., :block].reshape(len(part), -1)
+        out[:, first : first + len(part)] = (codes - middle).view(np.int8)[:, :k].T
+    return out
 
 
 def unpacked(data: np.ndarray, bits: int) -> np.ndarray:

@@ -65,8 +65,7 @@ class DataSizes:
         outer = outer_value(node)
         if outer is not None:
             return outer, index
-        name = node.op.name
-        if name == "cast" and node.operands[0].dtype.is_int:
+        if node.op.family == "cast" and node.operands[0].dtype.is_int:
             return node.operands[0], index
         moved = moved_operands(node)
         if not moved:

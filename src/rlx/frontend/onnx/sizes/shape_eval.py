@@ -41,14 +41,15 @@ MOST_ELEMENTS = 4096
 """Larger tensors are data, not shapes."""
 
 
-REDUCTIONS = {
-    "reduce_sum": ("add", 0),
-    "reduce_prod": ("mul", 1),
-    "reduce_max": ("maximum", None),
-    "reduce_min": ("minimum", None),
-    "reduce_all": ("logical_and", True),
-    "reduce_any": ("logical_or", False),
+COMBINE = {
+    "sum": ("add", 0),
+    "prod": ("mul", 1),
+    "max": ("maximum", None),
+    "min": ("minimum", None),
+    "all": ("logical_and", True),
+    "any": ("logical_or", False),
 }
+"""How elements are combined along axes -> the rule of two elements, and what nothing gives."""
 
 
 class PartialEvaluator:
@@ -129,7 +130,8 @@ class PartialEvaluator:
             array: np.ndarray = node.attrs["value"].array
             return array
         if role is Role.PARAM:
-            return node.graph.param_values.get(node.attrs["name"])
+            found = node.graph.param_values.get(node.attrs["name"])
+            return None if found is None else np.asarray(found)
         if role is not Role.COMPUTE or not _is_small(node) or node.bodies or node.op.effects != "none":
             return None
         values = [self._memo[o] for o in node.operands]
@@ -150,25 +152,22 @@ class PartialEvaluator:
 def _counted(node: Node) -> np.ndarray | None:
     """How many elements of a mask hold, for a sum over one whose positions are used, too: their number,
     a size that the run finds. So exporters write x[mask] = value."""
-    names = [n.op.name for n in (node, *node.operands)]
-    if names != ["reduce_sum", "cast"]:
+    if node.op.family != "reduction" or node.op.combine != "sum" or node.operands[0].op.family != "cast":
         return None
     numbers = node.operands[0]
     if len(node.attrs["axes"]) != numbers.rank or not numbers.operands[0].dtype.is_bool:
         return None
     mask = _before_moves(numbers.operands[0])
     for other in node.graph.nodes:
-        name = other.op.name
-        if name == "nonzero" and _before_moves(other.operands[0]) is mask:
-            return _object(other.attrs["count"]).reshape((1,) * node.rank)
+        if other.op.counts is not None and _before_moves(other.operands[0]) is mask:
+            return _object(other.attrs[other.op.counts]).reshape((1,) * node.rank)
     return None
 
 
 def _before_moves(node: Node) -> Node:
-    name = node.op.name
-    while name in ("reshape", "copy"):
+    """What a value was before all of its elements were moved, or copied."""
+    while (node.op.lossless or node.op.family == "copy") and len(node.operands) == 1:
         node = node.operands[0]
-        name = node.op.name
     return node
 
 
@@ -185,21 +184,23 @@ def evaluate(node: Node, operands: list[np.ndarray]) -> np.ndarray | None:
 
 
 def _symbolic(node: Node, operands: list[np.ndarray]) -> np.ndarray | None:
-    name, attrs = node.op.name, node.attrs
-    if name == "dim_value":
-        return _object(attrs["dim"])
-    if name == "cast":
+    op, attrs = node.op, node.attrs
+    if op.size_value is not None:
+        return _object(attrs[op.size_value])
+    if op.family == "cast":
         return _each(lambda a: cast(a, attrs["dtype"]), operands[0])
-    if name == "mul" and node.dtype.is_float:
+    if op.scalar == "mul" and node.dtype.is_float:
         return _each(lambda a, b: scaled(a, b, node.dtype), *operands)
-    if name in ELEMENT:
-        return _each(ELEMENT[name], *operands)
+    if op.scalar is not None and op.scalar in ELEMENT:
+        return _each(ELEMENT[op.scalar], *operands)
     if any(_has_symbol(v) for v in attrs.values()):
         return None
     if moved := moved_operands(node):
         return _moved(node, operands, moved)
-    if name in REDUCTIONS:
-        rule, start = REDUCTIONS[name]
+    if op.combine is None or op.combine not in COMBINE:
+        return None
+    rule, start = COMBINE[op.combine]
+    if op.family == "reduction":
         axes, keep = attrs["axes"], attrs["keepdims"]
         x = operands[0]
         for axis in sorted(axes, reverse=True):
@@ -210,12 +211,12 @@ def _symbolic(node: Node, operands: list[np.ndarray]) -> np.ndarray | None:
             if keep:
                 x = np.expand_dims(x, axis)
         return x
-    if name == "cumsum" and not attrs.get("exclusive") and not attrs.get("reverse"):
-        rows = _rows(operands[0], attrs["axis"])
-        for i in range(1, len(rows)):
-            rows[i] = _each(ELEMENT["add"], rows[i - 1], rows[i])
-        return np.stack(rows, attrs["axis"])
-    return None
+    if attrs.get("exclusive") or attrs.get("reverse"):
+        return None
+    rows = _rows(operands[0], attrs["axis"])
+    for i in range(1, len(rows)):
+        rows[i] = _each(ELEMENT[rule], rows[i - 1], rows[i])
+    return np.stack(rows, attrs["axis"])
 
 
 def _rows(x: np.ndarray, axis: int) -> list[np.ndarray]:

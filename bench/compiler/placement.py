@@ -4,8 +4,8 @@ Graphs have the shapes of known models, without their arithmetic: sizes and edge
 The second binding of a graph (another batch or sequence) is placed by replaying the order that won for the
 first.
 
-    python bench/placement.py            # all sets
-    python bench/placement.py resnet     # those whose name contains the word
+    python bench/compiler/placement.py            # all sets
+    python bench/compiler/placement.py resnet     # those whose name contains the word
 """
 
 from __future__ import annotations

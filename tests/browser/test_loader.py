@@ -21,8 +21,6 @@ import rlx
 from rlx import ops
 from rlx.ir.graph import Graph
 
-pytestmark = pytest.mark.slow
-
 POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'"
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 SCRIPT = """
@@ -89,7 +87,7 @@ def served(folder: Path, headers: dict[str, str]) -> Iterator[tuple[str, queue.Q
 
 @pytest.mark.parametrize("isolated", [True, False])
 def test_a_page_runs_the_model(require, tmp_path: Path, isolated: bool) -> None:  # type: ignore[no-untyped-def]
-    require("chromium")
+    require("browser")
     g = Graph("net")
     w = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
     g.output("y", ops.softmax(g.input("x", ("n", 16), "f32") @ g.param("w", (16, 16), "f32", value=w)))

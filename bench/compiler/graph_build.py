@@ -1,7 +1,7 @@
 """What the IR itself costs: building, verifying, printing, parsing, comparing and saving a large graph.
 
-Run: python bench/graph_build.py. Every figure is the best of a few runs, in milliseconds. The last lines are
-the time that `import rlx` adds to importing NumPy, in fresh processes.
+Run: python bench/compiler/graph_build.py. Every figure is the best of a few runs, in milliseconds. The last
+lines are the time that `import rlx` adds to importing NumPy, in fresh processes.
 """
 
 from __future__ import annotations

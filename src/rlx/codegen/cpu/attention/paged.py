@@ -1,0 +1,409 @@
+"""Attention over pages: rows are the heads that share keys, of one token or of a few of the same sequence.
+
+A page is a tile. Keys have positions innermost and values features innermost, so that both products are
+    sums[row, lanes] += number[row, i] * matrix[i, lanes]
+with i ascending: features for scores, positions for results. The softmax runs between them, page by page.
+Every output has one order of operations, set by its own position and keys alone: how many rows share a tile
+changes what is loaded, not what is added. Positions that a row does not see take no part in its results, not
+even with a weight of 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, cast
+
+from rlx.codegen.cpu.attention.block import narrowed
+from rlx.codegen.cpu.expression import ERROR_INDEX
+from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, kernel
+from rlx.codegen.cpu.primitives import MEMORY
+from rlx.codegen.native import vmath
+from rlx.codegen.native.irtypes import vector
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.words import (
+    Int,
+    Word,
+    broadcast,
+    builder,
+    call,
+    ceildiv,
+    fma,
+    fmax,
+    fpext,
+    gather,
+    gep,
+    i1,
+    i64,
+    iota,
+    is_nan,
+    lanes,
+    load,
+    loop,
+    masked_load,
+    masked_store,
+    ptr,
+    reduce,
+    reduce_add,
+    select,
+    sext,
+    splat,
+    store,
+    udiv,
+    ule,
+    ult,
+    zext,
+)
+from rlx.errors import UnsupportedError
+from rlx.ir.dim import Dim
+
+if TYPE_CHECKING:
+    from rlx.kernel.form import Template
+
+FLOATS = ("f32", "bf16", "f16")
+MOST_ROWS = 8  # of a tile
+MOST_DEPTH = 512  # features of a head
+LOG2E = math.log2(math.e)
+HIDDEN = -math.inf
+Q, K, V, TABLE, SLOTS, LENGTHS = range(6)
+
+
+@kernel
+def emit_paged_attention(frame: KernelFrame, form: Template) -> EmittedKernel:
+    """Write the kernel: every thread takes tokens of any heads."""
+    return _Paged(frame, form).emit()
+
+
+def _parts(count: int, most: int) -> list[range]:
+    """range(count) in as few parts of at most `most` as there can be, about equal.
+
+    >>> _parts(8, 3)
+    [range(0, 2), range(2, 5), range(5, 8)]
+    """
+    parts = -(-count // most)
+    return [range(i * count // parts, (i + 1) * count // parts) for i in range(parts)]
+
+
+class _Paged:
+    """A kernel under construction."""
+
+    def __init__(self, frame: KernelFrame, form: Template) -> None:
+        self.frame, config = frame, dict(form.config)
+        target = frame.module.target
+        self.lanes, self.registers = target.lanes("f32"), target.registers
+        (self.tokens, heads, depth), (_, kv_heads, _, page) = frame.inputs[Q].shape, frame.inputs[K].shape
+        value_depth, dtype = frame.inputs[V].shape[3], frame.inputs[Q].dtype.name
+        if dtype not in FLOATS:
+            raise UnsupportedError(f"attention over pages of {dtype} has no native kernel")
+        if not isinstance(depth, int) or not isinstance(value_depth, int):
+            raise UnsupportedError("the native kernel of paged attention wants heads of a static size")
+        if not 0 < max(depth, value_depth) <= MOST_DEPTH:
+            raise UnsupportedError(f"the native kernel of paged attention takes 1 to {MOST_DEPTH} features")
+        assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(page, int)
+        self.depth, self.value_depth, self.page, self.heads = depth, value_depth, page, heads
+        self.group = heads // kv_heads
+        self.block = max(n for n in range(1, MOST_ROWS + 1) if self.group % n == 0)  # heads of a tile
+        self.together = MOST_ROWS // self.block  # tokens of one sequence that share a tile
+        self.element, self.o_element = MEMORY[dtype], MEMORY[frame.outputs[0].dtype.name]
+        self.softcap, self.window = float(config["softcap"]), int(config["window"])
+        scale = float(config["scale"])
+        self.factor = scale / self.softcap if self.softcap else scale * LOG2E
+        # Rows of scratch, in floats: queries, weights of a page, results; three vectors for the softmax.
+        sizes = [self.padded(n) for n in (depth, page, value_depth)] + [self.lanes] * 3
+        self.steps = sizes
+        self.starts = [MOST_ROWS * sum(sizes[:i]) for i in range(len(sizes))]
+
+    def padded(self, count: int) -> int:
+        return -(-count // self.lanes) * self.lanes
+
+    def dim(self, d: Dim) -> Int:
+        return cast("Int", self.frame.dim(builder(), d))
+
+    def vectors(self, rows: int) -> int:
+        """Vectors of a matrix that a tile of so many rows multiplies at once."""
+        return self.registers // 2 if rows == 1 else max((self.registers - 2) // (rows + 1), 1)
+
+    @inline
+    def floats(self, base: ptr, step: Int, j: int, count: int) -> Word:
+        """Vector j of `count` elements with a step between them, as floats; 0 beyond the end."""
+        first = j * self.lanes
+        type_ = vector(self.element, self.lanes)
+        if step == 1 and first + self.lanes <= count:
+            found = load(type_, gep(base, first, self.element))
+        elif step == 1:
+            found = masked_load(type_, gep(base, first, self.element), lanes(count - first, self.lanes))
+        else:
+            places = (iota(self.lanes) + first) * step
+            found = gather(base, places, self.element, lanes(count - first, self.lanes))
+        return fpext(found, "float")
+
+    # -- tokens
+
+    @inline
+    def emit(self) -> EmittedKernel:
+        frame, tokens = self.frame, self.dim(self.tokens)
+        low, high = cast("tuple[Int, Int]", frame.share(tokens * (self.heads // self.block)))
+        self.scratch = ptr(frame.scratch())
+        unit = i64(low)
+        while unit < high:
+            block = udiv(unit, tokens)
+            token = unit - block * tokens
+            count = i64(1)
+            if self.of_one_sequence(token, min(high - unit, tokens - token)):
+                self.attend(token, block, self.together)
+                count = i64(self.together)
+            else:
+                self.attend(token, block, 1)
+            unit += count
+        return frame.finish(4 * MOST_ROWS * sum(self.steps) + 64)
+
+    @inline
+    def of_one_sequence(self, token: Int, room: Int) -> bool:
+        """Whether the next tokens may share a tile."""
+        same = i1(False)
+        if self.together > 1:
+            if room >= self.together:
+                same = i1(True)
+                for i in range(1, self.together):
+                    same &= self.number(SLOTS, token + i) == self.number(SLOTS, token)
+        return cast("bool", same)
+
+    @inline
+    def number(self, operand: int, *index: Int) -> i64:
+        """An element of an operand of integers."""
+        slot = self.frame.inputs[operand]
+        element = MEMORY[slot.dtype.name]
+        found = load(element, gep(self.frame.start(operand), self.offset(operand, *index), element))
+        if element == "i64":
+            return cast("i64", found)
+        return sext(found, i64) if slot.dtype.is_signed else zext(found, i64)
+
+    @inline
+    def offset(self, operand: int, *index: Int) -> Int:
+        flat = i64(0)
+        for i, step in zip(index, self.frame.inputs[operand].steps, strict=False):
+            flat += i * self.dim(step)
+        return flat
+
+    @inline
+    def attend(self, token: Int, block: Int, count: int) -> None:
+        """Tokens of one sequence, for the heads of a block."""
+        frame = self.frame
+        slot, width = self.number(SLOTS, token), self.dim(frame.inputs[TABLE].shape[1])
+        is_known = ult(slot, self.dim(frame.inputs[TABLE].shape[0]))
+        starts: list[Int] = []
+        ends: list[Int] = []
+        for t in range(count):
+            length = self.number(LENGTHS, token + t)
+            is_good = is_known & ule(length, width * self.page)
+            if is_good:
+                pass
+            else:
+                store(i64(ERROR_INDEX), frame.error)
+            end: Int = select(is_good, length, 0)
+            start: Int = i64(0)
+            if self.window >= 0:
+                start = max(end - (self.window + 1), 0)
+            starts.append(start)
+            ends.append(end)
+        head = block * self.block
+        self.begin(token, head, count)
+        first: Int = starts[0]
+        last: Int = ends[0]
+        for t in range(1, count):
+            first, last = min(first, starts[t]), max(last, ends[t])
+        for p in loop(udiv(first, self.page), ceildiv(last, self.page)):
+            lows: list[Int] = [max(start - p * self.page, 0) for start in starts]
+            highs: list[Int] = [min(end - p * self.page, self.page) for end in ends]
+            self.visit(slot, p, udiv(head, self.group), lows, highs)
+        self.finish(token, head, count)
+
+    @inline
+    def visit(self, slot: Int, p: Int, kv_head: Int, lows: list[Int], highs: list[Int]) -> None:
+        """The page that is number p of a sequence: the tokens see positions from low to high."""
+        is_seen, is_whole = i1(False), i1(True)
+        for low, high in zip(lows, highs, strict=True):
+            is_seen |= low < high
+            is_whole &= (low == 0) & (high == self.page)
+        if is_seen:
+            page = self.number(TABLE, slot, p)
+            if ult(page, self.dim(self.frame.inputs[K].shape[0])):
+                k = gep(self.frame.start(K), self.offset(K, page, kv_head), self.element)
+                v = gep(self.frame.start(V), self.offset(V, page, kv_head), self.element)
+                if is_whole:
+                    self.call_page(len(lows) * self.block, 0, k, v, i64(0), i64(self.page))
+                else:
+                    for t in range(len(lows)):
+                        if lows[t] < highs[t]:
+                            self.call_page(self.block, t * self.block, k, v, lows[t], highs[t])
+            else:
+                store(i64(ERROR_INDEX), self.frame.error)
+
+    @inline
+    def call_page(self, rows: int, first: int, k: ptr, v: ptr, low: Int, high: Int) -> None:
+        name = _attend_page.written(f"{self.frame.name}.page{rows}", kernel=self, rows=rows)
+        call(name, self.frame.args, *(self.row(self.scratch, i, first) for i in range(6)), k, v, low, high)
+
+    @inline
+    def row(self, scratch: ptr, array: int, number: Int) -> ptr:
+        """A row of one of the arrays in scratch."""
+        return gep(scratch, self.starts[array] + number * self.steps[array], "float")
+
+    @inline
+    def begin(self, token: Int, head: Int, count: int) -> None:
+        """Rows of tokens: their queries, and nothing seen yet."""
+        step = self.dim(self.frame.inputs[Q].steps[2])
+        zero = splat(0.0, self.lanes)
+        for t in range(count):
+            for h in loop(self.block):
+                r = h + t * self.block
+                q = gep(self.frame.start(Q), self.offset(Q, token + t, head + h), self.element)
+                for j in range(self.steps[0] // self.lanes):
+                    x = self.floats(q, step, j, self.depth) * self.factor
+                    store(x, gep(self.row(self.scratch, 0, r), j * self.lanes, "float"))
+                for j in range(self.steps[2] // self.lanes):
+                    store(zero, gep(self.row(self.scratch, 2, r), j * self.lanes, "float"))
+                store(splat(HIDDEN, self.lanes), self.row(self.scratch, 3, r))
+                store(zero, self.row(self.scratch, 4, r))
+
+    @inline
+    def finish(self, token: Int, head: Int, count: int) -> None:
+        """Divide by the sums of weights. What saw no key is 0."""
+        type_ = vector("float", self.lanes)
+        for t in range(count):
+            for h in loop(self.block):
+                r = h + t * self.block
+                total = splat(reduce_add(load(type_, self.row(self.scratch, 4, r))), self.lanes)
+                one = splat(1.0, self.lanes)
+                factor = select((total > 0.0) | is_nan(total), one / total, 0.0)
+                place = ((token + t) * self.heads + head + h) * self.value_depth
+                out = gep(self.frame.result(0), place, self.o_element)
+                for j in range(self.steps[2] // self.lanes):
+                    x = load(type_, gep(self.row(self.scratch, 2, r), j * self.lanes, "float")) * factor
+                    to, left = gep(out, j * self.lanes, self.o_element), self.value_depth - j * self.lanes
+                    if left >= self.lanes:
+                        store(narrowed(x, self.o_element), to)
+                    else:
+                        masked_store(narrowed(x, self.o_element), to, lanes(left, self.lanes))
+
+
+@native(internal=True, noinline=True)
+def _attend_page(
+    args: ptr,
+    q: ptr,
+    weights: ptr,
+    sums: ptr,
+    tops: ptr,
+    totals: ptr,
+    alphas: ptr,
+    k: ptr,
+    v: ptr,
+    low: i64,
+    high: i64,
+    *,
+    kernel: _Paged,
+    rows: int,
+) -> None:
+    """Rows that see positions from low to high of a page: their scores, softmax and results."""
+    page = _Page(kernel, rows)
+    page.scores(q, weights, k, low, high)
+    for r in range(rows):
+        page.softmax(r, weights, tops, totals, alphas)
+    page.results(weights, sums, alphas, v, low, high)
+
+
+class _Page:
+    """The function for so many rows."""
+
+    def __init__(self, kernel: _Paged, rows: int) -> None:
+        self.kernel, self.rows, self.lanes = kernel, rows, kernel.lanes
+        self.type, self.most = vector("float", kernel.lanes), kernel.vectors(rows)
+
+    @inline
+    def place(self, base: ptr, array: int, r: int, i: Int) -> ptr:
+        """Float i of a row of an array."""
+        return gep(base, i + r * self.kernel.steps[array], "float")
+
+    @inline
+    def scores(self, q: ptr, weights: ptr, k: ptr, low: i64, high: i64) -> None:
+        kernel, strides = self.kernel, self.kernel.frame.inputs[K].steps
+        for js in _parts(kernel.steps[1] // self.lanes, self.most):
+            acc = [[splat(0.0, self.lanes) for _ in js] for _ in range(self.rows)]
+            for d in loop(kernel.depth):
+                start = gep(k, d * kernel.dim(strides[2]), kernel.element)
+                acc = self.added(acc, js, start, kernel.dim(strides[3]), kernel.page, q, 0, d)
+            for number, j in enumerate(js):
+                seen = self.below(high, j) & ~self.below(low, j)
+                for r in range(self.rows):
+                    score = self.capped(acc[r][number])
+                    store(select(seen, score, HIDDEN), self.place(weights, 1, r, j * self.lanes))
+
+    @inline
+    def added(
+        self,
+        acc: list[list[Word]],
+        js: range,
+        start: ptr,
+        step: Int,
+        count: int,
+        numbers: ptr,
+        array: int,
+        i: Int,
+    ) -> list[list[Word]]:
+        """Sums, with number i of each row times a row of a matrix."""
+        row = [self.kernel.floats(start, step, j, count) for j in js]
+        made = []
+        for r in range(self.rows):
+            number = broadcast(self.place(numbers, array, r, i), "float", self.lanes)
+            made.append([fma(number, x, s) for x, s in zip(row, acc[r], strict=True)])
+        return made
+
+    @inline
+    def below(self, position: Int, j: int) -> Word:
+        """Lanes of vector j of a page before a position."""
+        return lanes(max(position - j * self.lanes, 0), self.lanes)
+
+    @inline
+    def capped(self, score: Word) -> Word:
+        """A score, in powers of 2."""
+        cap = self.kernel.softcap
+        return Word(vmath.apply(builder(), "tanh", score)) * (cap * LOG2E) if cap else score
+
+    @inline
+    def softmax(self, r: int, weights: ptr, tops: ptr, totals: ptr, alphas: ptr) -> None:
+        """Scores of a page become weights; sums so far shrink by alpha."""
+        places = [self.place(weights, 1, r, i) for i in range(0, self.kernel.steps[1], self.lanes)]
+        own = [self.place(base, 3, r, 0) for base in (tops, totals, alphas)]
+        best = load(self.type, places[0])
+        for place in places[1:]:
+            best = max(best, load(self.type, place))
+        top, total = load(self.type, own[0]), load(self.type, own[1])
+        new_top = max(top, splat(reduce(fmax, best), self.lanes))
+        base = select(new_top == HIDDEN, 0.0, new_top)
+        alpha = self.power(top - base)
+        total = total * alpha
+        for place in places:
+            weight = self.power(load(self.type, place) - base)
+            store(weight, place)
+            total += weight
+        store(new_top, own[0])
+        store(total, own[1])
+        store(alpha, own[2])
+
+    @inline
+    def power(self, x: Word) -> Word:
+        return Word(vmath.apply(builder(), "exp2", x))
+
+    @inline
+    def results(self, weights: ptr, sums: ptr, alphas: ptr, v: ptr, low: i64, high: i64) -> None:
+        kernel, strides = self.kernel, self.kernel.frame.inputs[V].steps
+        for js in _parts(kernel.steps[2] // self.lanes, self.most):
+            acc = []
+            for r in range(self.rows):
+                alpha = load(self.type, self.place(alphas, 5, r, 0))
+                acc.append([load(self.type, self.place(sums, 2, r, j * self.lanes)) * alpha for j in js])
+            for p in loop(low, high):
+                start = gep(v, p * kernel.dim(strides[2]), kernel.element)
+                acc = self.added(acc, js, start, kernel.dim(strides[3]), kernel.value_depth, weights, 1, p)
+            for r in range(self.rows):
+                for number, j in enumerate(js):
+                    store(acc[r][number], self.place(sums, 2, r, j * self.lanes))

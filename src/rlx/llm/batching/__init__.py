@@ -1,0 +1,1 @@
+"""What an engine runs on: requests, their pages, and which tokens a step computes."""

@@ -1,0 +1,97 @@
+"""Generations on disk: what was asked, what was said, and the keys and values of it.
+
+A file is a line of JSON, then keys and values of the tokens that were computed. They only save time: without
+them, the same bits are computed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict
+
+import numpy as np
+
+from rlx.errors import ConfigError, FormatError
+from rlx.files import file_boundary, read_plain, replacing
+from rlx.llm.batching.pages import pages_for
+from rlx.llm.batching.sequence import Request
+from rlx.llm.sample import Sampling
+from rlx.llm.tensors import Tensors
+from rlx.records import dataclass
+
+_KIND = "rlx generation 1"
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """A generation between two of its tokens. `states` has the pages of the first `computed` tokens."""
+
+    model: str
+    request: Request
+    made: tuple[int, ...]
+    random: dict[str, object]
+    computed: int
+    states: dict[str, np.ndarray]
+
+
+def model_mark(tensors: Tensors, target: str) -> str:
+    """What tells one model from another, and machines whose bits differ; it reads little of each tensor."""
+    digest = hashlib.sha256(target.encode())
+    for name, entry in sorted(tensors.entries.items()):
+        data = entry.source.bytes[entry.offset : entry.offset + entry.nbytes]
+        digest.update(f"{name} {entry.shape} {entry.format.name}".encode())
+        digest.update(data[:64].tobytes() + data[-64:].tobytes())
+    return digest.hexdigest()
+
+
+def write_saved(path: str | os.PathLike[str], saved: Saved) -> None:
+    """Write a file, all of it or nothing."""
+    request = saved.request
+    head = {
+        "kind": _KIND,
+        "model": saved.model,
+        "request": {**asdict(request), "sampling": asdict(request.sampling)},
+        "made": saved.made,
+        "random": saved.random,
+        "computed": saved.computed,
+        "states": {name: value.shape for name, value in saved.states.items()},
+    }
+    try:
+        with replacing(path) as file:
+            file.write(json.dumps(head).encode() + b"\n")
+            for value in saved.states.values():
+                file.write(np.ascontiguousarray(value, "<f4").tobytes())
+    except OSError as error:
+        raise FormatError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
+
+
+def read_saved(path: str | os.PathLike[str], model: str, shapes: dict[str, tuple[int, ...]]) -> Saved:
+    """What a file holds, which must be of this model, with pages of these shapes."""
+    with file_boundary(path, "saved generation"):
+        data = read_plain(path)
+        line, _, rest = data.partition(b"\n")
+        if _KIND.encode() not in line[:200]:
+            raise ValueError("it does not begin as one")
+        head = json.loads(line)
+        if head["model"] != model:
+            raise ConfigError(
+                f"{os.fspath(path)} was saved with another model or on a machine with other instructions; "
+                "restore it where it was saved"
+            )
+        asked = dict(head["request"])
+        asked["sampling"] = Sampling(**asked["sampling"])
+        asked |= {"tokens": tuple(map(int, asked["tokens"])), "stop": tuple(map(str, asked["stop"]))}
+        request, made, computed = Request(**asked), tuple(map(int, head["made"])), int(head["computed"])
+        if not 0 <= computed < len(request.tokens) + len(made):
+            raise ValueError(f"{computed} of its tokens cannot be computed")
+        pages = {name: (pages_for(computed), *shape) for name, shape in shapes.items()}
+        if len(rest) != 4 * sum(int(np.prod(shape)) for shape in pages.values()):
+            raise ValueError("its keys and values have another size than its tokens need")
+        states, at = {}, 0
+        for name, shape in pages.items():
+            count = int(np.prod(shape))
+            states[name] = np.frombuffer(rest, "<f4", count, at).reshape(shape)
+            at += 4 * count
+        return Saved(model, request, made, dict(head["random"]), computed, states)
