@@ -27,7 +27,7 @@ from rlx.ops import gelu, softmax
 from rlx.records import dataclass
 from rlx.reference.interpreter import evaluate
 from rlx.runtime.store.cache import CacheWarning, default_cache
-from rlx.runtime.store.programs import ProgramStore
+from rlx.runtime.store.programs import ProgramStore, wait_until_stored
 from rlx.runtime.store.trust import TrustWarning, keyring
 from rlx.system import SYSTEM
 from rlx.target.cpu import host, host_text
@@ -79,6 +79,7 @@ def examine() -> list[Finding]:
     ['ok']
     """
     found: list[Finding] = []
+    wait_until_stored()  # warnings of its thread are not findings, and would be errors there
     for what, look in _CHECKS.items():
         try:
             with warnings.catch_warnings():
