@@ -97,6 +97,29 @@ def test_products(target: Target, bits: int, zeros: bool, k: int, n: int, group:
         product.check(a, product.run(a))
 
 
+@every_target
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_bits_of_a_row_are_those_alone(target: Target, bits: int, zeros: bool) -> None:
+    """Weights that are decoded for many rows give the same bits as those decoded in registers for one."""
+    product = Product(target, quant_layout(520, 75, target, bits, 16, "f16", zeros))
+    a = rows_of(150, 520)
+    alone = np.concatenate([product.run(a[i : i + 1]) for i in range(len(a))])
+    for rows in (*range(2, 27), 31, 64, 127, 128, 129, 150):
+        found = product.run(a[:rows])
+        np.testing.assert_array_equal(found.view(np.uint32), alone[:rows].view(np.uint32), f"{rows} rows")
+    product.check(a, product.run(a, threads=3))
+
+
+def test_rows_too_long_for_the_cache_come_in_shorter_blocks() -> None:
+    host = resolve("host")
+    product = Product(host, quant_layout(40_000, 33, host, group=64))
+    a = rows_of(40, 40_000)
+    alone = np.concatenate([product.run(a[i : i + 1]) for i in (0, 31, 32, 39)])
+    np.testing.assert_array_equal(product.run(a)[[0, 31, 32, 39]], alone)
+    product.check(a, product.run(a))
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_bf16_precision(bits: int) -> None:
     host = resolve("host")

@@ -4,61 +4,47 @@ Weights stay in 4 or 8 bits in memory, so a matmul of few rows runs at the speed
 and keeps its precision: 4-bit weights are looked up as bf16 numbers, which are exact, and each element of A
 is the sum of two bf16 numbers, so that the bf16 dot product does the work of f32. Other targets and 8-bit
 weights convert to f32. Each group is summed on its own, then scaled and added: the order depends on nothing
-but k and the group.
+but k and the group. Few rows decode weights in registers; for more, a block of a panel is decoded once into
+L1, and all row tiles read it there (`quant_block.py`).
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-
-import numpy as np
 
 from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.cpu.primitives import MEMORY
 from rlx.codegen.cpu.product.gemm import DimValue, KernelInfo, Size
 from rlx.codegen.cpu.product.gemm_cut import Count, Tiles, share
-from rlx.codegen.cpu.product.gemm_end import Epilogue, Frame, TileEnd
-from rlx.codegen.native import twins
-from rlx.codegen.native.irtext import Module, Value, constant, lanes_of, vector
+from rlx.codegen.cpu.product.gemm_end import Epilogue, Frame, TileEnd, finish_tile
+from rlx.codegen.cpu.product.quant_block import Decoded, add_block, decode_block
+from rlx.codegen.cpu.product.quant_decode import Decoder, PairDecoder, factor
+from rlx.codegen.native.irtext import Module, Value, constant, vector
 from rlx.codegen.native.notation import inline, native, write
 from rlx.codegen.native.words import (
-    Word,
-    alloca,
-    bitcast,
     broadcast,
-    builder,
     byte_at,
     call,
     field,
     float32,
     fma,
-    fpext,
-    fptrunc,
     gep,
-    i32,
     i64,
     lanes,
     load,
     loop,
-    lshr,
     masked_load,
     noalias,
     ptr,
-    select,
-    sext,
-    shuffle,
-    sitofp,
-    splat,
     store,
     udiv,
 )
 from rlx.errors import ShapeError
 from rlx.kernel.nests import ContractNest
 from rlx.kernel.panels import PANEL_VECTORS, QuantLayout, quantised_of
-from rlx.records import dataclass
 from rlx.target.cpu import Target
 
-_BLOCK_ROWS = 32  # rows of A prepared at a time
+_BLOCK_ROWS = 128  # most rows of A prepared at a time, as long as they fit twice the L2 cache
+_FEW_ROWS = 32  # prepared at a time, however long they are
+_LINE = 64  # bytes of a cache line
 _PANELS_AT_ONCE = 4  # most panels per call: few rows need several for enough independent sums
 
 
@@ -101,118 +87,13 @@ def emit_quant_gemm(
     >>> from rlx.target.cpu import resolve
     >>> target = resolve("x86-64-v3")
     >>> emit_quant_gemm(Module(target), "product", 4, quant_layout(64, 48, target)).scratch_bytes_per_thread
-    1024
+    5760
     """
     shape = (m, layout.k if a_row is None else a_row, layout.n if c_row is None else c_row, a_start)
-    return _QuantGemm(module, name, shape, layout, c_dtype, precision, operands, dim_value, epilogue).emit()
+    return QuantGemm(module, name, shape, layout, c_dtype, precision, operands, dim_value, epilogue).emit()
 
 
-@dataclass(frozen=True)
-class Decoder:
-    """Multiplies prepared rows of A with the codes of a group; this one converts codes to f32."""
-
-    layout: QuantLayout
-    parts: int = 1  # of an element of A, each with a sum of its own
-
-    @property
-    def step(self) -> int:
-        """k taken at once."""
-        return 8 if self.layout.bits == 4 else 1
-
-    @inline
-    def codes(self, place: ptr) -> list[Value]:
-        """One vector of codes for each k of a step, as f32."""
-        width = self.layout.lanes
-        if self.layout.bits == 8:
-            return [sitofp(sext(load(vector("i8", width), place), i32), "float")]
-        word, floats = load(vector("i32", width), place), vector("float", width)
-        nibbles = [lshr(word, 4 * (k // 2) + 16 * (k % 2)) for k in range(8)]
-        if builder().module.target.has_avx512:  # the table takes the low four bits
-            table = lanes_of(floats, [float(i - 8) for i in range(16)])
-            name = "llvm.x86.avx512.permvar.sf.512"
-            return [look_up(name, "avx512f", table, nibble) for nibble in nibbles]
-        return [sitofp(nibble & 15, "float") - 8.0 for nibble in nibbles]
-
-    @inline
-    def multiply(
-        self, rows: Sequence[ptr], places: Sequence[ptr], sums: list[list[Value]]
-    ) -> list[list[Value]]:
-        """The sums after one step; `rows` point to prepared A, `places` to the codes of each vector."""
-        columns: list[list[list[Value]]] = []
-        for j, place in enumerate(places):
-            column = sums[j :: len(places)]
-            for k, code in enumerate(self.codes(place)):
-                column = [
-                    [fma(broadcast(gep(row, k, float32), "float", self.layout.lanes), code, total)]
-                    for row, (total,) in zip(rows, column, strict=True)
-                ]
-            columns.append(column)
-        return [own for line in zip(*columns, strict=True) for own in line]
-
-    def total(self, sums: list[Value]) -> Value:
-        """The sum of a group for one output."""
-        return sums[0]
-
-    @inline
-    def prepare(self, x: Value, place: ptr) -> None:
-        """Store one vector of A as `multiply` reads it."""
-        store(x, place)
-
-
-class PairDecoder(Decoder):
-    """4-bit codes looked up as bf16 pairs; A is a high and (if there are two parts) a low bf16 part."""
-
-    @inline
-    def multiply(
-        self, rows: Sequence[ptr], places: Sequence[ptr], sums: list[list[Value]]
-    ) -> list[list[Value]]:
-        f, width = builder(), self.layout.lanes
-        halves, pairs = vector("i16", 2 * width), vector("bfloat", 2 * width)
-        # The bf16 numbers -8..7, twice: the look-up takes five bits, of which the fifth is another code's.
-        table = lanes_of(halves, [_bf16_bits(i % 16 - 8) for i in range(32)])
-
-        def part_of_a(row: ptr, number: int) -> Value:
-            return bitcast(splat(load(i32, gep(row, number, i32)), width), pairs)
-
-        columns: list[list[list[Value]]] = []
-        for j, place in enumerate(places):
-            column = sums[j :: len(places)]
-            word = bitcast(load(vector("i32", width), place), halves)
-            for pair in range(4):
-                found = look_up("llvm.x86.avx512.permvar.hi.512", "avx512bw", table, lshr(word, 4 * pair))
-                code = bitcast(found, pairs)
-                column = [
-                    [f.dot_bf16(total, part_of_a(row, 2 * pair + n), code) for n, total in enumerate(own)]
-                    for row, own in zip(rows, column, strict=True)
-                ]
-            columns.append(column)
-        return [own for line in zip(*columns, strict=True) for own in line]
-
-    @inline
-    def total(self, sums: list[Value]) -> Value:
-        return sums[0] if self.parts == 1 else Word(sums[0]) + sums[1]
-
-    @inline
-    def prepare(self, x: Value, place: ptr) -> None:
-        high = fptrunc(x, "bfloat", exact=False)
-        rest = Word(x) - fpext(high, "float")
-        # The rest of an infinity is NaN and must not count.
-        low = fptrunc(select(rest == rest, rest, constant(x.type, 0.0)), "bfloat", exact=False)
-        words = vector("i32", x.width // 2)
-        mixed = [i // 2 + i % 2 * (x.width // 2) for i in range(x.width)]
-        store(shuffle(bitcast(high, words), bitcast(low, words), mixed), place)
-
-
-def look_up(name: str, feature: str, table: Value, index: Value) -> Value:
-    """Elements of a vector by their numbers."""
-    return builder().intrinsic(name, table.type, table, index, feature=feature, twin=twins.look_up)
-
-
-def _bf16_bits(value: int) -> int:
-    return int(np.float32(value).view(np.uint32)) >> 16
-
-
-class _QuantGemm:
+class QuantGemm:
     """The emitter of one kernel."""
 
     def __init__(
@@ -239,13 +120,12 @@ class _QuantGemm:
         # Accumulators: per output its total and the sums of a group; and codes, a table and A.
         per_panel = PANEL_VECTORS * (1 + max(self.parts, 1))
         self.rows = (module.target.registers - 6) // per_panel
+        self.decoder = PairDecoder(layout, self.parts) if self.parts else Decoder(layout)
+        self.decoded = Decoded(self.decoder)
+        self.tall = max(self.rows, self.decoded.rows(module.target.registers))
         self.main = module.function(name, KERNEL_ARGS)
         self.frame = Frame(self.main, 4)
         self.end = TileEnd(name, "float", layout.lanes, MEMORY[c_dtype], self.frame, epilogue, 0)
-
-    @property
-    def decoder(self) -> Decoder:
-        return PairDecoder(self.layout, self.parts) if self.parts else Decoder(self.layout)
 
     def size(self, x: Size) -> Count:
         if isinstance(x, int):
@@ -260,8 +140,12 @@ class _QuantGemm:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a prepared row: its elements, then one sum per group where the weights have zeros."""
-        return 4 * (self.padded_k + (self.layout.groups if self.layout.zeros else 0))
+        """Bytes of a prepared row: its elements, then one sum per group where the weights have zeros.
+
+        An odd number of cache lines: rows that are a power of two apart would share a few sets of L1.
+        """
+        lines = -(-4 * (self.padded_k + (self.layout.groups if self.layout.zeros else 0)) // _LINE)
+        return (lines | 1) * _LINE
 
     @property
     def padded_k(self) -> int:
@@ -271,9 +155,24 @@ class _QuantGemm:
     def emit(self) -> KernelInfo:
         """Write the kernel."""
         write(self.main, self.kernel, *self.main.args)
-        m = self.shape[0]
-        known = min(m, _BLOCK_ROWS) if isinstance(m, int) else _BLOCK_ROWS
-        return KernelInfo(self.name, known * self.row_bytes)
+        return KernelInfo(self.name, self.rows_bytes + self.stage_bytes + self.decoded.nbytes)
+
+    @property
+    def block_rows(self) -> int:
+        """Most rows of A that are prepared at a time."""
+        m, fit = self.shape[0], 2 * self.module.target.l2_bytes // self.row_bytes
+        limit = min(max(fit // _FEW_ROWS * _FEW_ROWS, _FEW_ROWS), _BLOCK_ROWS)
+        return min(m, limit) if isinstance(m, int) else limit
+
+    @property
+    def rows_bytes(self) -> int:
+        """Scratch of prepared rows."""
+        return self.block_rows * self.row_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        """Scratch of the sums of a block of rows of one panel, or of a few rows of several."""
+        return max(self.block_rows, self.rows) * self.layout.columns * 4
 
     @inline
     def kernel(self, args: ptr, thread: i64, threads: i64, part: i64) -> None:
@@ -282,14 +181,14 @@ class _QuantGemm:
         m, a_row, c_row, a_start = (self.size(x) for x in self.shape)
         self.frame.share("n", layout.n)
         self.frame.share("c_row", c_row)
-        self.frame.change("stage", alloca(float32, self.rows * layout.columns))
         a, b, c = (field(args, operand, ptr) for operand in self.operands)
         a = gep(a, a_start, float32)
         scratch = byte_at(field(args, 1, ptr), thread * field(args, 2, i64))
+        self.frame.change("stage", byte_at(scratch, self.rows_bytes))
         first, stop = share(layout.panels, thread, threads)
         if first < stop:
-            for row in loop(0, m, _BLOCK_ROWS):
-                rows = min(m - row, _BLOCK_ROWS)
+            for row in loop(0, m, self.block_rows):
+                rows = min(m - row, self.block_rows)
                 source = gep(a, row * a_row, float32)
                 call(prepare_rows.written(f"{self.name}.prepare", kernel=self), source, a_row, scratch, rows)
                 place = gep(c, row * c_row, self.end.c_element)
@@ -348,11 +247,57 @@ class _QuantGemm:
             else:
                 few(choices[1:])
 
-        few([height for height in range(1, self.rows) if self.panels_at_once(height) > 1])
+        if rows > self.rows:
+            self.by_blocks(args, a, b, c, row, rows, first, stop)
+        else:
+            few([height for height in range(1, self.rows) if self.panels_at_once(height) > 1])
+
+    @inline
+    def by_blocks(
+        self, args: ptr, a: ptr, b: ptr, c: ptr, row: Count, rows: Count, first: Count, stop: Count
+    ) -> None:
+        """Panels first..stop of more rows than are computed with weights decoded in registers."""
+        layout, decoded = self.layout, self.decoded
+        stage = byte_at(a, self.rows_bytes)
+        block = byte_at(stage, self.stage_bytes)
+        tiles = Tiles.of(self.main, rows, self.tall)
+        zero = constant(vector("float", layout.lanes), 0.0)
+
+        def add(offset: Count, height: Count, g: Count, groups: Count, limit: int) -> None:
+            """The products of a tile of at most `limit` rows."""
+            if limit == self.lowest or height == limit:
+                line = byte_at(a, offset * self.row_bytes)
+                sums_of_a = gep(line, self.padded_k + g, float32)
+                function = add_block.written(
+                    f"{self.name}.block{limit}", decoded=decoded, row_bytes=self.row_bytes, rows=limit
+                )
+                at = gep(stage, offset * layout.columns, float32)
+                call(function, gep(line, g * layout.group, float32), block, sums_of_a, at, groups)
+            else:
+                add(offset, height, g, groups, limit - 1)
+
+        for j in loop(first, stop):
+            for n in loop(rows * PANEL_VECTORS):
+                store(zero, gep(stage, n * layout.lanes, float32))
+            for g in loop(0, layout.groups, decoded.groups):
+                groups = min(layout.groups - g, decoded.groups)
+                weights = byte_at(b, j * layout.panel_bytes + g * layout.group_bytes)
+                call(decode_block.written(f"{self.name}.decode", decoded=decoded), weights, block, groups)
+                for t in loop(tiles.count):
+                    add(tiles.row(self.main, t), tiles.height(t), g, groups, self.tall)
+            column = j * layout.columns
+            finish = finish_tile.written(f"{self.name}.finish", end=self.end)
+            place = gep(c, column, self.end.c_element)
+            call(finish, args, self.frame.pointer, place, row, column, rows, PANEL_VECTORS)
+
+    @property
+    def lowest(self) -> int:
+        """Rows of the lowest tile of `by_blocks`: one tile of few rows, or half of the tallest."""
+        return min(self.rows + 1, (self.tall + 1) // 2)
 
 
 @native(internal=True, noinline=True)
-def prepare_rows(a: ptr, a_row: i64, to: ptr, rows: i64, *, kernel: _QuantGemm) -> None:
+def prepare_rows(a: ptr, a_row: i64, to: ptr, rows: i64, *, kernel: QuantGemm) -> None:
     """Copy rows of A into scratch, padded to whole groups."""
     layout, decoder = kernel.layout, kernel.decoder
     width, type_ = layout.lanes, vector("float", layout.lanes)
@@ -393,7 +338,7 @@ def compute_tile(
     row: i64,
     column: i64,
     *,
-    kernel: _QuantGemm,
+    kernel: QuantGemm,
     rows: int,
     panels: int,
 ) -> None:
@@ -434,12 +379,3 @@ def compute_tile(
             for n, ((start, j), own, total) in enumerate(zip(at_columns, sums, totals, strict=True))
         ]
     kernel.end.through_stage(args, frame, totals, c, row, column, rows)
-
-
-@inline
-def factor(layout: QuantLayout, start: ptr, j: int, offset: int) -> Word:
-    """Scales (or zeros, at their offset) of one vector of a group, as f32."""
-    element = MEMORY[layout.scale]
-    place = byte_at(start, offset + j * layout.factors_bytes // PANEL_VECTORS)
-    loaded = load(vector(element, layout.lanes), place)
-    return fpext(loaded, "float") if element == "half" else loaded

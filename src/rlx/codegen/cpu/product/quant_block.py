@@ -1,0 +1,125 @@
+"""Many rows times quantised weights: a block of a panel is decoded once, and all row tiles read it.
+
+A decoded group is its scales and zeros (if any) as f32, then the vectors of codes in the order in which they
+are multiplied. Blocks fit L1. Sums of a tile are in registers for the length of a group, totals in a stage
+that stays in L1, too: so tiles are as tall as those of an f32 matmul. The operations of an output and their
+order are those of `quant_gemm.compute_tile`, and so are its bits.
+"""
+
+from __future__ import annotations
+
+from rlx.codegen.cpu.product.quant_decode import Decoder, factor
+from rlx.codegen.native.irtext import Value, constant, vector
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.words import (
+    broadcast,
+    byte_at,
+    float32,
+    fma,
+    gep,
+    i64,
+    load,
+    loop,
+    noalias,
+    ptr,
+    store,
+)
+from rlx.kernel.panels import PANEL_VECTORS
+
+_BLOCK_BYTES = 16 << 10  # of decoded weights: half of L1
+_UNROLLED = 4  # vectors of codes per turn; groups are multiples of eight k
+
+
+class Decoded:
+    """Sizes of decoded weights."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder, self.layout = decoder, decoder.layout
+        self.vector_bytes = 4 * self.layout.lanes
+        self.line_bytes = PANEL_VECTORS * self.vector_bytes
+        self.codes_start = self.line_bytes * (1 + self.layout.zeros)
+        self.lines = self.layout.group // decoder.depth  # of codes in a group
+        self.group_bytes = self.codes_start + self.lines * self.line_bytes
+        self.groups = max(1, min(_BLOCK_BYTES // self.group_bytes, self.layout.groups))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+        return self.groups * self.group_bytes
+
+    def rows(self, registers: int) -> int:
+        """Rows of the tallest tile: registers hold its sums, a line of codes and an element of A."""
+        return min((registers - PANEL_VECTORS - 2) // (PANEL_VECTORS * self.decoder.parts), 12)
+
+
+@native(internal=True, noinline=True)
+def decode_block(weights: noalias, to: noalias, groups: i64, *, decoded: Decoded) -> None:
+    """Decode groups of a panel, as tiles read them."""
+    layout, decoder = decoded.layout, decoded.decoder
+    step_bytes = layout.columns * layout.bits * decoder.step // 8
+    step_lines = decoder.step // decoder.depth
+    for g in loop(groups):
+        source = byte_at(weights, g * layout.group_bytes)
+        target = byte_at(to, g * decoded.group_bytes)
+        for line in range(1 + layout.zeros):
+            for j in range(PANEL_VECTORS):
+                found = factor(layout, source, j, line * layout.factors_bytes)
+                store(found, byte_at(target, line * decoded.line_bytes + j * decoded.vector_bytes))
+        for s in loop(layout.group // decoder.step):
+            codes = byte_at(source, s * step_bytes + layout.codes_start)
+            lines = byte_at(target, s * (step_lines * decoded.line_bytes) + decoded.codes_start)
+            for j in range(PANEL_VECTORS):
+                for number, code in enumerate(decoder.codes(byte_at(codes, j * step_bytes // PANEL_VECTORS))):
+                    store(code, byte_at(lines, number * decoded.line_bytes + j * decoded.vector_bytes))
+
+
+@native(internal=True, noinline=True)
+def add_block(
+    a: noalias,
+    b: noalias,
+    sums_of_a: noalias,
+    stage: noalias,
+    groups: i64,
+    *,
+    decoded: Decoded,
+    row_bytes: int,
+    rows: int,
+) -> None:
+    """Add the products of some rows with decoded groups to their totals in the stage."""
+    decoder, layout = decoded.decoder, decoded.layout
+    floats = vector("float", layout.lanes)
+    zero = constant(floats, 0.0)
+    for g in loop(groups):
+        group = byte_at(b, g * decoded.group_bytes)
+        prepared = gep(a, g * layout.group, float32)
+        sums = [[zero] * decoder.parts] * (rows * PANEL_VECTORS)
+        for s in loop(0, decoded.lines, _UNROLLED):
+            lines = byte_at(group, s * decoded.line_bytes + decoded.codes_start)
+            at = gep(prepared, s * decoder.depth, float32)
+            for number in range(_UNROLLED):
+                line = byte_at(lines, number * decoded.line_bytes)
+                sums = line_of_sums(decoded, row_bytes, at, line, number, sums)
+        for n, own in enumerate(sums):
+            i, j = n // PANEL_VECTORS, n % PANEL_VECTORS
+            found = decoder.total(own)
+            at_column = byte_at(group, j * decoded.vector_bytes)
+            if layout.zeros:
+                whole = byte_at(sums_of_a, i * row_bytes)
+                center = load(floats, byte_at(at_column, decoded.line_bytes))
+                found = fma(-center, broadcast(gep(whole, g, float32), "float", layout.lanes), found)
+            place = gep(stage, n * layout.lanes, float32)
+            store(fma(load(floats, at_column), found, load(floats, place)), place)
+
+
+@inline
+def line_of_sums(
+    decoded: Decoded, row_bytes: int, at: ptr, line: ptr, number: int, sums: list[list[Value]]
+) -> list[list[Value]]:
+    """The sums of a tile after one line of codes."""
+    decoder = decoded.decoder
+    type_ = decoder.code_type
+    codes = [load(type_, byte_at(line, j * decoded.vector_bytes)) for j in range(PANEL_VECTORS)]
+    return [
+        decoder.add(byte_at(at, n // PANEL_VECTORS * row_bytes), number, codes[n % PANEL_VECTORS], own)
+        for n, own in enumerate(sums)
+    ]

@@ -1,0 +1,165 @@
+"""How kernels decode quantised weights: vectors of codes as f32 or bf16, scales and zeros as f32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlx.codegen.cpu.primitives import MEMORY
+from rlx.codegen.native import twins
+from rlx.codegen.native.irtext import Value, constant, lanes_of, vector
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import (
+    Word,
+    bitcast,
+    broadcast,
+    builder,
+    byte_at,
+    dot_bf16,
+    float32,
+    fma,
+    fpext,
+    fptrunc,
+    gep,
+    i32,
+    load,
+    lshr,
+    ptr,
+    select,
+    sext,
+    shuffle,
+    sitofp,
+    splat,
+    store,
+)
+from rlx.kernel.panels import PANEL_VECTORS, QuantLayout
+from rlx.records import dataclass
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Multiplies prepared rows of A with the codes of a group; this one converts codes to f32."""
+
+    layout: QuantLayout
+    parts: int = 1  # of an element of A, each with a sum of its own
+
+    @property
+    def step(self) -> int:
+        """k taken at once."""
+        return 8 if self.layout.bits == 4 else 1
+
+    @inline
+    def codes(self, place: ptr) -> list[Value]:
+        """One vector of codes for each k of a step, as f32."""
+        width = self.layout.lanes
+        if self.layout.bits == 8:
+            return [sitofp(sext(load(vector("i8", width), place), i32), "float")]
+        word, floats = load(vector("i32", width), place), vector("float", width)
+        nibbles = [lshr(word, 4 * (k // 2) + 16 * (k % 2)) for k in range(8)]
+        if builder().module.target.has_avx512:  # the table takes the low four bits
+            table = lanes_of(floats, [float(i - 8) for i in range(16)])
+            name = "llvm.x86.avx512.permvar.sf.512"
+            return [look_up(name, "avx512f", table, nibble) for nibble in nibbles]
+        return [sitofp(nibble & 15, "float") - 8.0 for nibble in nibbles]
+
+    @property
+    def depth(self) -> int:
+        """k that one vector of codes holds."""
+        return 1
+
+    @property
+    def code_type(self) -> str:
+        """The type of a vector of codes."""
+        return vector("float", self.layout.lanes)
+
+    @inline
+    def multiply(
+        self, rows: Sequence[ptr], places: Sequence[ptr], sums: list[list[Value]]
+    ) -> list[list[Value]]:
+        """The sums after one step; `rows` point to prepared A, `places` to the codes of each vector."""
+        columns: list[list[list[Value]]] = []
+        for j, place in enumerate(places):
+            column = sums[j :: len(places)]
+            for number, code in enumerate(self.codes(place)):
+                column = [self.add(row, number, code, own) for row, own in zip(rows, column, strict=True)]
+            columns.append(column)
+        return [own for line in zip(*columns, strict=True) for own in line]
+
+    @inline
+    def add(self, row: ptr, number: int, code: Value, sums: list[Value]) -> list[Value]:
+        """The sums of an output with the products of vector `number` of the codes from `row` on."""
+        return [fma(broadcast(gep(row, number, float32), "float", self.layout.lanes), code, sums[0])]
+
+    def total(self, sums: list[Value]) -> Value:
+        """The sum of a group for one output."""
+        return sums[0]
+
+    @inline
+    def prepare(self, x: Value, place: ptr) -> None:
+        """Store one vector of A as `multiply` reads it."""
+        store(x, place)
+
+
+class PairDecoder(Decoder):
+    """4-bit codes looked up as bf16 pairs; A is a high and (if there are two parts) a low bf16 part."""
+
+    @property
+    def depth(self) -> int:
+        return 2
+
+    @property
+    def code_type(self) -> str:
+        return vector("bfloat", 2 * self.layout.lanes)
+
+    @inline
+    def codes(self, place: ptr) -> list[Value]:
+        """One vector of codes for each pair of a step, as bf16."""
+        width = self.layout.lanes
+        halves, pairs = vector("i16", 2 * width), self.code_type
+        # The bf16 numbers -8..7, twice: the look-up takes five bits, of which the fifth is another code's.
+        table = lanes_of(halves, [_bf16_bits(i % 16 - 8) for i in range(32)])
+        word = bitcast(load(vector("i32", width), place), halves)
+        name = "llvm.x86.avx512.permvar.hi.512"
+        return [bitcast(look_up(name, "avx512bw", table, lshr(word, 4 * pair)), pairs) for pair in range(4)]
+
+    @inline
+    def add(self, row: ptr, number: int, code: Value, sums: list[Value]) -> list[Value]:
+        width = self.layout.lanes
+
+        def part_of_a(part: int) -> Value:
+            return bitcast(splat(load(i32, gep(row, 2 * number + part, i32)), width), self.code_type)
+
+        return [dot_bf16(total, part_of_a(part), code) for part, total in enumerate(sums)]
+
+    @inline
+    def total(self, sums: list[Value]) -> Value:
+        return sums[0] if self.parts == 1 else Word(sums[0]) + sums[1]
+
+    @inline
+    def prepare(self, x: Value, place: ptr) -> None:
+        high = fptrunc(x, "bfloat", exact=False)
+        rest = Word(x) - fpext(high, "float")
+        # The rest of an infinity is NaN and must not count.
+        low = fptrunc(select(rest == rest, rest, constant(x.type, 0.0)), "bfloat", exact=False)
+        words = vector("i32", x.width // 2)
+        mixed = [i // 2 + i % 2 * (x.width // 2) for i in range(x.width)]
+        store(shuffle(bitcast(high, words), bitcast(low, words), mixed), place)
+
+
+def look_up(name: str, feature: str, table: Value, index: Value) -> Value:
+    """Elements of a vector by their numbers."""
+    return builder().intrinsic(name, table.type, table, index, feature=feature, twin=twins.look_up)
+
+
+def _bf16_bits(value: int) -> int:
+    return int(np.float32(value).view(np.uint32)) >> 16
+
+
+@inline
+def factor(layout: QuantLayout, start: ptr, j: int, offset: int) -> Word:
+    """Scales (or zeros, at their offset) of one vector of a group, as f32."""
+    element = MEMORY[layout.scale]
+    place = byte_at(start, offset + j * layout.factors_bytes // PANEL_VECTORS)
+    loaded = load(vector(element, layout.lanes), place)
+    return fpext(loaded, "float") if element == "half" else loaded
