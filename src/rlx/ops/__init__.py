@@ -177,6 +177,7 @@ from rlx.ops.nn.blocks import dropout, embedding, linear, log_softmax, softmax, 
 from rlx.ops.nn.conv import conv
 from rlx.ops.nn.conv_transpose import conv_transpose
 from rlx.ops.nn.deform_conv import deform_conv
+from rlx.ops.nn.experts import expert_matmul
 from rlx.ops.nn.grid_sample import affine_grid, grid_sample
 from rlx.ops.nn.loss import cross_entropy, nll_loss
 from rlx.ops.nn.norm import batch_norm, group_norm, instance_norm, layer_norm, lrn, rms_norm
@@ -295,6 +296,7 @@ __all__ = [
     "exp",
     "exp2",
     "expand_dims",
+    "expert_matmul",
     "expm1",
     "eye",
     "fake_quantize",

@@ -8,11 +8,13 @@ from rlx.codegen.cpu.attention.paged import emit_paged_attention
 from rlx.codegen.cpu.frame import Slot
 from rlx.codegen.cpu.kernels import EmittedKernel
 from rlx.codegen.cpu.nonzero import emit_nonzero
+from rlx.codegen.cpu.product.experts import emit_expert_matmul
 from rlx.codegen.native.irtext import Module
 from rlx.errors import UnsupportedError
 from rlx.kernel.form import Template
 
 KINDS: dict[str, Callable[..., EmittedKernel]] = {
+    "expert_matmul": emit_expert_matmul,
     "nonzero": emit_nonzero,
     "paged_attention": emit_paged_attention,
 }

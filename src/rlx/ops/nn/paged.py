@@ -211,9 +211,9 @@ class _paged_attention(Op):
         """Batches are more tokens, pages and slots; what is out of range stays so."""
         q, k, v, table, slots, lengths = lift_all(flags, operands)
         batches, pages, many = q.shape[0], k.shape[1], table.shape[1]
-        table = _batched_places(table, pages, batches)
-        slots = _batched_places(slots, many, batches)
-        made: Node = _paged_attention(*map(_folded, (q, k, v, table, slots, lengths)), **attrs)
+        table = batched_places(table, pages, batches)
+        slots = batched_places(slots, many, batches)
+        made: Node = _paged_attention(*map(folded, (q, k, v, table, slots, lengths)), **attrs)
         return reshape(made, (batches, q.shape[1], *made.shape[1:]))
 
     def lower(
@@ -259,13 +259,13 @@ class _paged_attention(Op):
         ]  # fmt: skip
 
 
-def _folded(x: Node) -> Node:
+def folded(x: Node) -> Node:
     """The batch axis and the next one as one axis."""
     made: Node = reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
     return made
 
 
-def _batched_places(places: Node, extent: Dim, batches: Dim) -> Node:
+def batched_places(places: Node, extent: Dim, batches: Dim) -> Node:
     """Places [batch, ...] along an axis in which all batches follow each other."""
     places = cast(places, dtype=I64)
     number = op_call("iota", shape=(batches, *(1,) * (places.rank - 1)), axis=0, dtype=I64)
@@ -347,8 +347,8 @@ class _write_pages(Op):
 
     def batch(self, flags: Sequence[bool], *operands: Node, axis: int) -> Node:
         pages, rows, places = lift_all(flags, operands)
-        at = _batched_places(places, pages.shape[1] * pages.shape[axis + 1], pages.shape[0])
-        made: Node = _write_pages(*map(_folded, (pages, rows, at)), axis=axis)
+        at = batched_places(places, pages.shape[1] * pages.shape[axis + 1], pages.shape[0])
+        made: Node = _write_pages(*map(folded, (pages, rows, at)), axis=axis)
         return reshape(made, pages.shape)
 
     def lower(self, pages: TensorType, rows: TensorType, places: TensorType, *, axis: int) -> Form:
