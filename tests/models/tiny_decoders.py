@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ _SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _GEMMA = {
     "head_dim": 24,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -55,6 +57,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mistral": {**_SIZES, "model_type": "mistral", "sliding_window": 6, "head_dim": 16},
     "qwen2": {**_SIZES, "model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {**_SIZES, "model_type": "qwen3", "head_dim": 32},
+    "qwen3moe": {**_SIZES, **_EXPERTS, "model_type": "qwen3_moe", "head_dim": 32, "norm_topk_prob": True},
+    "qwen3moe_mixed": {  # the first layer is dense, and shares are those of all experts
+        **_SIZES,
+        **_EXPERTS,
+        "model_type": "qwen3_moe",
+        "head_dim": 16,
+        "norm_topk_prob": False,
+        "mlp_only_layers": [0],
+    },
     "gemma2": {
         **_SIZES,
         **_GEMMA,
@@ -106,14 +117,31 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
                 found[f"{at}.self_attn.{name}_proj.weight"] = (count * depth, width)
                 if kind == "qwen2":
                     found[f"{at}.self_attn.{name}_proj.bias"] = (count * depth,)
-            found |= {f"{at}.mlp.{name}_proj.weight": (hidden, width) for name in ("gate", "up")}
-        if kind in ("qwen3", "gemma3_text"):
+            if not has_experts(config, i):
+                found |= {f"{at}.mlp.{name}_proj.weight": (hidden, width) for name in ("gate", "up")}
+        if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
             found |= {f"{at}.self_attn.{name}_norm.weight": (depth,) for name in "qk"}
         found[f"{at}.self_attn.o_proj.weight"] = (width, heads * depth)
-        found[f"{at}.mlp.down_proj.weight"] = (width, hidden)
+        if has_experts(config, i):
+            found |= _expert_shapes(config, f"{at}.mlp")
+        else:
+            found[f"{at}.mlp.down_proj.weight"] = (width, hidden)
     found["model.norm.weight"] = (width,)
     if not config["tie_word_embeddings"]:
         found["lm_head.weight"] = (config["vocab_size"], width)
+    return found
+
+
+def has_experts(config: dict[str, Any], layer: int) -> bool:
+    return "num_experts" in config and layer not in config.get("mlp_only_layers", ())
+
+
+def _expert_shapes(config: dict[str, Any], at: str) -> dict[str, tuple[int, ...]]:
+    width, hidden, count = config["hidden_size"], config["moe_intermediate_size"], config["num_experts"]
+    found = {f"{at}.gate.weight": (count, width)}
+    for e in range(count):
+        found |= {f"{at}.experts.{e}.{name}_proj.weight": (hidden, width) for name in ("gate", "up")}
+        found[f"{at}.experts.{e}.down_proj.weight"] = (width, hidden)
     return found
 
 
@@ -246,8 +274,21 @@ def _decoder(config: dict[str, Any], w: Weights, tokens: list[int]) -> Array:
         out = _attend(_turn(q, frequencies), _turn(k, frequencies), v, scale, window, cap)
         return linear(out.transpose(1, 0, 2).reshape(count, heads * depth), f"{at}.o_proj")
 
+    def experts(x: Array, at: str) -> Array:
+        """The experts that one token chooses."""
+        shares = _softmax(linear(x, f"{at}.gate"))
+        best = np.argsort(-shares, kind="stable")[: config["num_experts_per_tok"]]
+        total = shares[best].sum() if config["norm_topk_prob"] else 1.0
+        out = np.zeros_like(x)
+        for e in best:
+            inner = act(linear(x, f"{at}.experts.{e}.gate_proj")) * linear(x, f"{at}.experts.{e}.up_proj")
+            out += shares[e] / total * linear(inner, f"{at}.experts.{e}.down_proj")
+        return out
+
     def mlp(x: Array, i: int) -> Array:
         at = f"model.layers.{i}.mlp"
+        if has_experts(config, i):
+            return np.stack([experts(row, at) for row in x])
         if kind == "phi3":
             gate, up = np.split(linear(x, f"{at}.gate_up_proj"), 2, axis=1)
         else:
@@ -361,26 +402,26 @@ def write_gguf(
     import gguf
 
     model = config["model_type"].removesuffix("_text")
-    arch = "llama" if model == "mistral" else model
+    arch = {"mistral": "llama", "qwen3_moe": "qwen3moe"}.get(model, model)
     layers = config.get("num_hidden_layers", config.get("n_layer"))
     writer = gguf.GGUFWriter(path, arch)
     _write_metadata(writer, config, arch, layers)
     more(writer)
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), layers)
     rounded = {}
-    for name, value in weights.items():
+    for name, value in stacked(weights).items():
         stem, _, suffix = name.rpartition(".")
         new = names.get_name(stem if model != "gpt2" else f"transformer.{stem}")
         assert new is not None, name
         stored = _converted(config, arch, name, value)
-        if stored.ndim == 2 and kind != "F32" and "position" not in new:
+        if stored.ndim >= 2 and kind != "F32" and "position" not in new and "gate_inp" not in new:
             quantised = gguf.GGMLQuantizationType[kind]
             packed = gguf.quants.quantize(stored, quantised)
             writer.add_tensor(f"{new}.{suffix}", packed, raw_dtype=quantised)
             stored = gguf.quants.dequantize(packed, quantised).reshape(stored.shape)
         else:
             writer.add_tensor(f"{new}.{suffix}", np.ascontiguousarray(stored))
-        rounded[name] = _converted(config, arch, name, stored, back=True)
+        rounded |= unstacked({name: _converted(config, arch, name, stored, back=True)})
     if config.get("rope_scaling"):
         depth = config["hidden_size"] // config["num_attention_heads"]
         plain = config["rope_theta"] ** (-np.arange(0, depth, 2) / depth)
@@ -391,6 +432,25 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return rounded
+
+
+def stacked(weights: Weights) -> Weights:
+    """The matrices of all experts of a layer as one tensor, as GGUF files have them."""
+    found: dict[str, list[Array]] = {}
+    for name, value in weights.items():
+        found.setdefault(re.sub(r"experts\.\d+\.", "experts.", name), []).append(value)
+    return {name: np.stack(parts) if ".experts." in name else parts[0] for name, parts in found.items()}
+
+
+def unstacked(weights: Weights) -> Weights:
+    """The reverse of `stacked`."""
+    found: Weights = {}
+    for name, value in weights.items():
+        if ".experts." in name:
+            found |= {name.replace("experts.", f"experts.{e}."): part for e, part in enumerate(value)}
+        else:
+            found[name] = value
+    return found
 
 
 def _converted(config: dict[str, Any], arch: str, name: str, value: Array, back: bool = False) -> Array:
@@ -426,5 +486,7 @@ def _write_metadata(writer: Any, config: dict[str, Any], arch: str, layers: int)
     put("attention.key_length", config.get("head_dim"))
     put("attention.value_length", config.get("head_dim"))
     put("attention.sliding_window", config.get("sliding_window"))
+    put("expert_count", config.get("num_experts"))
+    put("expert_used_count", config.get("num_experts_per_tok"))
     put("attn_logit_softcapping", config.get("attn_logit_softcapping"))
     put("final_logit_softcapping", config.get("final_logit_softcapping"))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rlx.kernel.nibbles import E2M1_DOUBLED
 from rlx.records import dataclass
 
 Array = np.ndarray
@@ -68,6 +69,8 @@ class Format:
     minimums: bool = False
     halves: bool = False
     """Whether scales are f16 in the file; otherwise they are products."""
+    e2m1: bool = False
+    """Whether codes are twice the numbers of that type, and scales powers of 2."""
 
 
 def _half(blocks: Array) -> Array:
@@ -165,7 +168,6 @@ def _q6_k(b: Array) -> Groups:
 _UNEVEN = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
 )  # fmt: skip
-_E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 
 
 def _iq4_nl(b: Array) -> Groups:
@@ -183,7 +185,7 @@ def _mxfp4(b: Array) -> Groups:
     exponent = b[:, :1].astype(np.uint32)  # the codes are doubled, so this is half of 2 ** (exponent - 127)
     small = np.uint32(0x200000) << np.minimum(exponent, 1)
     bits = np.where(exponent < 2, small, np.maximum(exponent, 1) - 1 << 23)
-    return Groups(_E2M1_DOUBLED[_nibbles(b[:, 1:], 16)], bits.view(np.float32))
+    return Groups(E2M1_DOUBLED[_nibbles(b[:, 1:], 16)], bits.view(np.float32))
 
 
 FORMATS: dict[int, Format] = {
@@ -202,7 +204,7 @@ FORMATS: dict[int, Format] = {
     20: Format("IQ4_NL", 32, 18, _iq4_nl, 32, 8, halves=True),
     23: Format("IQ4_XS", 256, 136, _iq4_xs, 32, 8),
     30: Format("BF16", 1, 2),
-    39: Format("MXFP4", 32, 17, _mxfp4, 32, 5),
+    39: Format("MXFP4", 32, 17, _mxfp4, 32, 5, e2m1=True),
 }
 """By the number that files have for them."""
 

@@ -18,7 +18,7 @@ from rlx.files import Json
 from rlx.llm.gguf import GgufFile
 from rlx.records import dataclass
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2")
 """As both kinds of files name them; Mistral's GGUF files say llama, and so do SmolLM's."""
 
 _MOST = 1 << 24  # of anything but the context: more is damage
@@ -75,6 +75,12 @@ class Config:
     activation: str = "silu"
     columns_first: bool = False
     """Whether matrices are [in, out], as in GPT-2's own files."""
+    experts: int = 0
+    """Of each layer that has some."""
+    chosen: int = 0
+    """Experts that a token goes through."""
+    shares_of_chosen: bool = True
+    """Whether the shares of the chosen experts, not those of all, add up to 1."""
 
     def window_of(self, layer: int) -> int:
         """Tokens that a layer sees; 0 for all."""
@@ -111,6 +117,8 @@ def _checked(path: str, config: Config) -> Config:
         bad = rope.features % 2 or not 2 <= rope.features <= config.depth or not rope.base > 0
         if bad or len(rope.factors) not in (0, pairs) or not all(f > 0 for f in rope.factors):
             raise FormatError(f"{path}: rotary positions {rope} do not fit heads of {config.depth} features")
+    if not 0 <= config.experts <= _MOST or not min(config.experts, 1) <= config.chosen <= config.experts:
+        raise FormatError(f"{path}: {config.chosen} of {config.experts} experts for each token")
     if config.window < 0 or len(config.windowed) not in (0, config.layers):
         raise FormatError(
             f"{path}: a window of {config.window} tokens, {len(config.windowed)} layers with one"
@@ -157,6 +165,8 @@ def from_gguf(file: GgufFile) -> Config:
         rope=None if gpt2 else _gguf_rope(file, kind, depth),
         window=whole("attention.sliding_window", 0),
         activation="gelu_tanh" if gpt2 else "silu",
+        experts=whole("expert_count", 0),
+        chosen=whole("expert_used_count", 0),
     )
     if kind in ("gemma2", "gemma3"):
         second = kind == "gemma2"
@@ -210,6 +220,7 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu": "gelu",
 }
+_GGUF_NAMES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
 _RENAMED = {  # GPT-2's words for the usual ones
     "num_hidden_layers": "n_layer",
     "hidden_size": "n_embd",
@@ -222,7 +233,7 @@ _RENAMED = {  # GPT-2's words for the usual ones
 
 def from_hf(path: str, given: Json) -> Config:
     """The decoder of a folder with a config.json."""
-    kind = {"gemma3_text": "gemma3"}.get(str(given.get("model_type")), given.get("model_type"))
+    kind = _GGUF_NAMES.get(str(given.get("model_type")), given.get("model_type"))
     if kind not in ARCHITECTURES:
         raise _refuse(path, kind)
     gpt2 = kind == "gpt2"
@@ -263,6 +274,13 @@ def from_hf(path: str, given: Json) -> Config:
         activation=_ACTIVATIONS[activation],
         columns_first=gpt2,
     )
+    if kind == "qwen3moe":
+        found = replace(
+            found,
+            experts=get("num_experts", is_size, given.get("num_local_experts")),
+            chosen=get("num_experts_per_tok", is_size),
+            shares_of_chosen=get("norm_topk_prob", lambda v: isinstance(v, bool), False),
+        )
     window = 0 if given.get("use_sliding_window") is False else given.get("sliding_window") or 0
     if type(window) is not int:
         raise FormatError(f"{path}: config.json has sliding_window = {window!r}")
@@ -303,7 +321,7 @@ def _hf_windowed(path: str, kind: str, given: Json, layers: int) -> tuple[bool, 
         if type(every) is not int or every < 1:
             raise FormatError(f"{path}: config.json has sliding_window_pattern = {every!r}")
         return tuple((i + 1) % every != 0 for i in range(layers))
-    first = given.get("max_window_layers", 0) if kind in ("qwen2", "qwen3") else 0
+    first = given.get("max_window_layers", 0) if kind in ("qwen2", "qwen3", "qwen3moe") else 0
     return tuple(i >= first for i in range(layers))
 
 

@@ -16,7 +16,15 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import LazyArray, dtype
 from rlx.ir.graph import Graph, Node
 from rlx.llm.config import Config, Rope
-from rlx.llm.operands import Part, matrix_parts, plain_part, row_parts, stored_bits
+from rlx.llm.operands import (
+    Part,
+    expert_coding,
+    expert_parts,
+    matrix_parts,
+    plain_part,
+    row_parts,
+    stored_bits,
+)
 from rlx.llm.tensors import Entry, Tensors
 
 _ACTIVATIONS: dict[str, Callable[[Node], Node]] = {
@@ -205,6 +213,8 @@ class _Decoder:
         return self.norm(x, name) if f"{name}.weight" in self.tensors else x
 
     def mlp(self, x: Node, i: int) -> Node:
+        if f"blk.{i}.ffn_gate_inp.weight" in self.tensors:
+            return self.experts(x, i)
         act = _ACTIVATIONS[self.config.activation]
         down = self.tensors[f"blk.{i}.ffn_down.weight"]
         hidden = down.shape[0 if self.config.columns_first else -1]
@@ -218,6 +228,33 @@ class _Decoder:
         else:
             inner = act(self.linear(x, f"blk.{i}.ffn_up", hidden))
         return self.linear(inner, f"blk.{i}.ffn_down", self.config.width)
+
+    def experts(self, x: Node, i: int) -> Node:
+        """The experts that each token chooses, weighted by their shares."""
+        config, act = self.config, _ACTIVATIONS[self.config.activation]
+        scores = self.linear(x, f"blk.{i}.ffn_gate_inp", config.experts)
+        if config.shares_of_chosen:
+            best, choice = ops.top_k(scores, config.chosen)
+            shares = ops.softmax(best, axis=-1)
+        else:
+            shares, choice = ops.top_k(ops.softmax(scores, axis=-1), config.chosen)
+        hidden = self.tensors[f"blk.{i}.ffn_down_exps.weight"].shape[-1]
+        gate = self.by_expert(x, choice, f"blk.{i}.ffn_gate_exps", hidden)
+        inner = act(gate) * self.by_expert(x, choice, f"blk.{i}.ffn_up_exps", hidden)
+        each = self.by_expert(inner, choice, f"blk.{i}.ffn_down_exps", config.width)
+        made: Node = ops.sum(each * ops.reshape(shares, (self.new, config.chosen, 1)), axis=1)
+        return made
+
+    def by_expert(self, x: Node, choice: Node, name: str, columns: int) -> Node:
+        """[new, chosen, columns]: rows times the matrices that they chose."""
+        entry = self.entry(f"{name}.weight", self.config.experts, columns, int(x.shape[-1]))
+        weights, *factors = [self.param(part) for part in expert_parts(entry)]
+        if not factors:
+            made: Node = ops.expert_matmul(x, choice, weights)
+            return made
+        coding, group = expert_coding(entry.format), entry.format.group
+        made = ops.expert_matmul(x, choice, weights, *factors, coding=coding, group=group)
+        return made
 
     def queries_keys_values(self, x: Node, i: int) -> list[Node]:
         """Each as `arranged` has it."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from rlx.llm.tensors import Entry, Tensors
+from rlx.errors import FormatError
+from rlx.llm.tensors import Entry, Stack, Tensors
 
 _WHOLE = {
     "model.embed_tokens": "token_embd",
@@ -27,6 +28,7 @@ _LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
     "ln_1": "attn_norm",
@@ -37,6 +39,8 @@ _LAYER = {
     "mlp.c_proj": "ffn_down",
 }
 _IN_LAYER = re.compile(r"(?:model\.layers|h)\.(\d+)\.(.+)\.(weight|bias)")
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
+_ONE_OF = re.compile(r"(.+_exps)\.(\d+)\.(weight|bias)")
 _ELSEWHERE = re.compile(r"(.+)\.(weight|bias)")
 
 
@@ -47,6 +51,8 @@ def gguf_name(name: str, sandwich: bool) -> str | None:
 
     >>> gguf_name("model.layers.3.self_attn.q_proj.weight", False)
     'blk.3.attn_q.weight'
+    >>> gguf_name("model.layers.3.mlp.experts.7.up_proj.weight", False)  # one of several to be stacked
+    'blk.3.ffn_up_exps.7.weight'
     >>> gguf_name("model.layers.0.post_attention_layernorm.weight", True)
     'blk.0.post_attention_norm.weight'
     """
@@ -54,6 +60,9 @@ def gguf_name(name: str, sandwich: bool) -> str | None:
     inside = _IN_LAYER.fullmatch(name)
     if inside:
         layer, what, kind = inside.groups()
+        expert = _EXPERT.fullmatch(what)
+        if expert:
+            return f"blk.{layer}.ffn_{expert[2]}_exps.{int(expert[1])}.{kind}"
         if what == "post_attention_layernorm":
             found: str | None = "post_attention_norm" if sandwich else "ffn_norm"
         else:
@@ -66,11 +75,30 @@ def gguf_name(name: str, sandwich: bool) -> str | None:
 
 
 def renamed(tensors: Tensors) -> Tensors:
-    """The same tensors under the names of GGUF files; others are left out."""
+    """The same tensors under the names of GGUF files; others are left out, experts are stacked."""
     sandwich = any("pre_feedforward_layernorm" in name for name in tensors)
     found: dict[str, Entry] = {}
+    experts: dict[str, dict[int, Entry]] = {}
     for name, entry in tensors.entries.items():
         new = gguf_name(name, sandwich)
-        if new is not None:
+        one = None if new is None else _ONE_OF.fullmatch(new)
+        if one:
+            experts.setdefault(f"{one[1]}.{one[3]}", {})[int(one[2])] = entry
+        elif new is not None:
             found[new] = Entry(new, entry.shape, entry.format, entry.source, entry.offset)
+    for name, parts in experts.items():
+        found[name] = _stacked(tensors.path, name, parts)
     return Tensors(tensors.path, found)
+
+
+def _stacked(path: str, name: str, parts: dict[int, Entry]) -> Stack:
+    first = next(iter(parts.values()))
+    numbers = set(range(len(parts)))
+    if parts.keys() != numbers or any(
+        (e.shape, e.format) != (first.shape, first.format) for e in parts.values()
+    ):
+        raise FormatError(
+            f"{path}: the experts of {name!r} are not {len(parts)} matrices of one shape and type"
+        )
+    own = tuple(parts[i] for i in sorted(parts))
+    return Stack(name, (len(own), *first.shape), first.format, first.source, first.offset, own)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 
+from rlx.kernel.nibbles import packed
 from rlx.llm.blocks import Format, Groups
 from rlx.llm.tensors import Entry
 from rlx.records import dataclass
 
 Array = np.ndarray
 Convert = Callable[[Format, Groups], list[Array]]
+About = list[tuple[str, tuple[int, ...], str]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +51,7 @@ class _Decoded:
             return self._left.pop(number)
 
 
-def _parts(entry: Entry, convert: Convert, about: list[tuple[str, tuple[int, int], str]]) -> list[Part]:
+def _parts(entry: Entry, convert: Convert, about: About) -> list[Part]:
     """Params with these endings of names, shapes and dtypes."""
     decoded = _Decoded(entry, convert)
 
@@ -65,7 +68,7 @@ def row_parts(entry: Entry) -> list[Part]:
     """Codes, scales and perhaps minimums of a table whose rows are looked up."""
     rows, columns = entry.shape
     groups = (rows, columns // entry.format.group)
-    about = [(".rows", (rows, columns), "i8"), (".rows.scales", groups, "f32")]
+    about: About = [(".rows", (rows, columns), "i8"), (".rows.scales", groups, "f32")]
     if entry.format.minimums:
         about.append((".rows.minimums", groups, "f32"))
     return _parts(entry, _rows, about)
@@ -86,7 +89,7 @@ def matrix_parts(entry: Entry) -> list[Part]:
     out, size = entry.shape
     groups, format = (size // entry.format.group, out), entry.format
     half = format.halves and not format.minimums
-    about = [("", (size, out), "i8"), (".scales", groups, "f16" if half else "f32")]
+    about: About = [("", (size, out), "i8"), (".scales", groups, "f16" if half else "f32")]
     if format.minimums:
         about.append((".zeros", groups, "f32"))
     return _parts(entry, operands_of, about)
@@ -103,9 +106,14 @@ def operands_of(format: Format, groups: Groups) -> list[Array]:
     >>> [part.tolist() for part in operands_of(FORMATS[3], one)]
     [[[-5], [-3]], [[2.0]], [[-10.0]]]
     """
+    return [np.ascontiguousarray(part.T) for part in _centred(format, groups)]
+
+
+def _centred(format: Format, groups: Groups) -> list[Array]:
+    """The same, row by row."""
     codes, scales, least = groups.codes, groups.scales, groups.minimums
     if least is None:
-        return [_columns(codes), _columns(scales.astype(np.float16) if format.halves else scales)]
+        return [codes, scales.astype(np.float16) if format.halves else scales]
     middle = 8 if stored_bits(format) == 4 else 0  # codes of four bits are stored with a sign
     flat = scales == 0
     factors = np.where(flat, least, scales)
@@ -114,8 +122,49 @@ def operands_of(format: Format, groups: Groups) -> list[Array]:
     centred = codes - np.int8(middle)
     if flat.any():
         centred[np.repeat(flat, groups.group, axis=-1)] = 0
-    return [_columns(centred), _columns(factors), _columns(zeros)]
+    return [centred, factors, zeros]
 
 
-def _columns(rows: Array) -> Array:
-    return np.ascontiguousarray(rows.T)
+# -- experts
+
+
+def expert_coding(format: Format) -> str:
+    """How `ops.expert_matmul` reads the codes of a format."""
+    return "e2m1" if format.e2m1 else f"i{stored_bits(format)}"
+
+
+def expert_parts(entry: Entry) -> list[Part]:
+    """The weights of `ops.expert_matmul` for matrices [experts, out, in]: numbers, or codes with factors."""
+    format = entry.format
+    if format.decode is None:
+        return [plain_part(entry)]
+    *lead, size = entry.shape
+    is_byte = expert_coding(format) == "i8"
+    half = "bf16" if format.e2m1 else "f16" if format.halves and not format.minimums else "f32"
+    about: About = [
+        ("", (*lead, size if is_byte else size // 2), "i8" if is_byte else "u8"),
+        (".scales", (*lead, size // format.group), half),
+    ]
+    if format.minimums:
+        about.append((".zeros", (*lead, size // format.group), "f32"))
+
+    def rows(format: Format, groups: Groups) -> list[Array]:
+        parts = expert_operands(format, groups)
+        return [part.reshape(shape) for part, (_, shape, _) in zip(parts, about, strict=True)]
+
+    return _parts(entry, rows, about)
+
+
+def expert_operands(format: Format, groups: Groups) -> list[Array]:
+    """Codes as `expert_coding` says, scales, perhaps zeros, row by row.
+
+    >>> from rlx.llm.blocks import FORMATS
+    >>> one = Groups(np.full((1, 32), -12, np.int8), np.array([[0.5]], np.float32))
+    >>> codes, scales = expert_operands(FORMATS[39], one)
+    >>> codes[0, :2].tolist(), scales.tolist()
+    ([255, 255], [[0.5]])
+    """
+    (codes, *factors), coding = _centred(format, groups), expert_coding(format)
+    if format.e2m1:
+        factors = [factors[0].astype(ml_dtypes.bfloat16)]
+    return [codes if coding == "i8" else packed(codes, coding), *factors]

@@ -81,6 +81,16 @@ class Entry:
         return np.frombuffer(self.source.bytes, kind, self.elements, self.offset).reshape(self.shape)
 
 
+@dataclass(frozen=True, eq=False)
+class Stack(Entry):
+    """Tensors of one shape and type as one, with a new first axis."""
+
+    parts: tuple[Entry, ...]
+
+    def array(self) -> Array:
+        return np.stack([part.array() for part in self.parts])
+
+
 class Tensors:
     """Tensors by name; those that were asked for are noted, so that what is left over can be named."""
 
@@ -104,7 +114,8 @@ class Tensors:
     def check(self) -> None:
         """Raise if a file was cut short while it was read."""
         for entry in self.entries.values():
-            entry.source.check()
+            for part in entry.parts if isinstance(entry, Stack) else (entry,):
+                part.source.check()
 
     @property
     def nbytes(self) -> int:

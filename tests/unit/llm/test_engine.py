@@ -97,6 +97,15 @@ def test_streams_have_the_bits_that_they_have_alone(
     assert found["pages_used"] == found["running"] == found["waiting"] == 0
 
 
+@pytest.mark.parametrize("name", ["qwen3moe"])
+def test_mixtures_of_experts(name: str, tmp_path: Path, logits: Logits) -> None:
+    experts = write_chat_model(tmp_path, **{**tiny.CONFIGS[name], "max_position_embeddings": 512})
+    requests = random_requests(3, count=8)
+    want = alone(experts, requests, logits)
+    with Engine(experts, slots=8, prefill_chunk=30, threads=2) as engine:
+        assert outcomes(engine, requests, logits, at_once=True) == want
+
+
 def test_preempted_requests_are_computed_again_with_the_same_bits(folder: Path, logits: Logits) -> None:
     requests = [Request(r.tokens[:60], 100, r.sampling) for r in random_requests(5)]
     want = alone(folder, requests, logits)
