@@ -218,7 +218,7 @@ def as_markdown(rows: Sequence[Row], command: str, subject: str = "", note: str 
             f"# Benchmarks: {subject}" if subject else "# Benchmarks",
             "",
             *([note, ""] if note else []),
-            f"Made by `{command}` on {processor()} ({kind()}){_commit()}.",
+            f"Made by `{command}` on {processor()} ({kind()}){commit()}.",
             "Medians. Each engine has its own process, stopped while others are timed; one thread is timed",
             "in interleaved rounds, several in blocks. Outputs are compared with the NumPy reference.",
             "± is half the distance between the quartiles. *rlx vs best* is the best peer's time divided by",
@@ -244,7 +244,7 @@ it does not count as the best peer. Where no peer is limited, *of machine* count
 256-bit peak."""
 
 
-def _commit() -> str:
+def commit() -> str:
     """At which commit a clone of RLX is; nothing where there is no clone."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=7", "HEAD"]
     try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import Any
 
 import numpy as np
 
+from rlx_bench.commands import answer_commands
 from rlx_bench.engines import ENGINES, beyond, choices
 from rlx_bench.flops import counted_flops
 from rlx_bench.oracle import expected
@@ -97,28 +97,6 @@ class _Bench:
         return {"saved": True}
 
 
-def _told(error: Exception) -> str:
-    """The line of an error that says what is wrong: the first, of OpenVINO's the last.
-
-    >>> _told(RuntimeError("Exception from core.cpp:84:\\nException from b.cpp:3:\\nno such op"))
-    'no such op'
-    """
-    lines = str(error).strip().splitlines() or ["no message"]
-    return lines[-1 if lines[0].startswith("Exception from") else 0]
-
-
-def main() -> None:
-    take_precedence()
-    bench = _Bench(sys.argv[1], int(sys.argv[2]))
-    for line in sys.stdin:
-        command = json.loads(line)
-        try:
-            answer = getattr(bench, command.pop("do"))(**command)
-        except Exception as error:  # reported; the harness continues with the other engines
-            answer = {"error": f"{type(error).__name__}: {_told(error)}"}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    take_precedence()
+    answer_commands(_Bench(sys.argv[1], int(sys.argv[2])))

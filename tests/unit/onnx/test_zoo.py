@@ -216,7 +216,7 @@ def test_the_shipped_lock_has_the_promised_models() -> None:
     )
     ids = [model.id for model in zoo.models() if model.kind == "model"]
     assert ids == [*wanted.split(), "whisper80-conv", "open-nsfw"]
-    assert [model.id for model in zoo.models() if model.kind == "data"] == ["page", "beckett"]
+    assert [model.id for model in zoo.models() if model.kind == "data"] == ["page", "beckett", "asv"]
     assert [model.id for model in zoo.models() if model.kind == "language"] == ["smollm2"]
     for model in zoo.models():
         assert model.wheel.file.split("-")[1] == model.wheel.version

@@ -1,6 +1,6 @@
 """Where the time of a cold compile goes, for models of the zoo: a row per model, a column per stage.
 
-    python bench/compile_times.py [minilm ppocr-det ...] [--times 2] [--kernels 10]
+    python bench/compiler/compile_times.py [minilm ppocr-det ...] [--times 2] [--kernels 10]
 
 Every model is compiled in processes of its own, without the cache; figures are CPU milliseconds of the
 fastest run. The last columns count what LLVM gets: kernels that differ, functions, and lines of text.

@@ -1,0 +1,1 @@
+"""Language models on RLX and on its peers; bench/llm.py is the command."""
