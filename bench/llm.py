@@ -9,7 +9,8 @@ A model is zoo:ID, a GGUF file, or SHAPE:FORMAT, a file with random weights that
 Prefill reads prompts of 128 and 512 tokens, decode adds 32 tokens to 128, one by one. Peers are installed by
 hand, without their dependencies:
 
-    pip install --no-deps ik-llama-cpp-python==0.1.5 openvino-genai==2026.4.1.0 openvino-tokenizers==2026.4.1.0
+    pip install --no-deps ik-llama-cpp-python==0.1.5
+    pip install --no-deps openvino-genai==2026.4.1.0 openvino-tokenizers==2026.4.1.0
 
 npm fetches the libraries of llama.cpp. A peer that is missing or fails is shown with the reason.
 

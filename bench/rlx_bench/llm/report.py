@@ -120,9 +120,9 @@ def as_markdown(results: Results) -> str:
         "",
         "Each engine has its own process, stopped while others are timed. One thread is timed in interleaved",
         "rounds, several in blocks. Prefill and decode are tokens a second: the median, ± half the distance",
-        "between the quartiles. Memory is the most that the process had. *rlx vs best* is above 1 where RLX is",
-        "better than every peer. Logits are compared with RLX's: *wrong* is an engine that is further off than",
-        "rounding explains; it is not counted.",
+        "between the quartiles. Memory is the most that the process had. *rlx vs best* is above 1 where RLX",
+        "is better than every peer. Logits are compared with RLX's: *wrong* is an engine that is further off",
+        "than rounding explains; it is not counted.",
         "",
     ]
     if results.rows:

@@ -44,6 +44,9 @@ def sampling_options(command: Command) -> Command:
 @click.command()
 @click.argument("prompt", nargs=-1)
 @click.option("--model", "-m", default="zoo:smollm2", show_default=True, help="GGUF file, folder, or zoo:ID.")
+@click.option(
+    "--draft", default=None, help="Small model with the same tokenizer that proposes tokens [none]."
+)
 @click.option("--system", "-s", default=None, help="What the model is to be, as a system prompt.")
 @sampling_options
 @click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated.")
@@ -55,6 +58,7 @@ def sampling_options(command: Command) -> Command:
 def chat(
     prompt: tuple[str, ...],
     model: str,
+    draft: str | None,
     system: str | None,
     stop: tuple[str, ...],
     json_schema: str | None,
@@ -79,7 +83,9 @@ def chat(
     if not talks and not asked.strip():
         raise click.UsageError("the prompt is empty; give a text")
     with progress(f"loading {model}") as say:
-        loaded = load(model, context=context, memory_limit=memory_limit, notify=say, threads=threads)
+        loaded = load(
+            model, draft=draft, context=context, memory_limit=memory_limit, notify=say, threads=threads
+        )
     talk = Talk(loaded, system, {"stop": stop, "max_tokens": max_tokens, "schema": schema, **chosen})
     if talks:
         converse(talk)
@@ -108,6 +114,7 @@ class Talk:
         pieces: list[str] = []
         try:
             tokens = self.model.prompt(self.messages)
+            before = self.model.drafted
             start = time.perf_counter()
             first = start
             for piece in self.model.stream(tokens, **self.options):
@@ -128,6 +135,9 @@ class Talk:
         made = self.model.generated
         rate = (made - 1) / (end - first) if made > 1 and end > first else 0.0
         self.speed = f"{made} tokens, {rate:.1f} tokens/s, the first after {first - start:.2f} s"
+        proposed, accepted = (now - then for now, then in zip(self.model.drafted, before, strict=True))
+        if proposed:
+            self.speed += f", {accepted} of {proposed} drafted tokens accepted"
 
 
 def converse(talk: Talk) -> None:

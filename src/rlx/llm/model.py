@@ -10,8 +10,10 @@ import numpy as np
 
 from rlx.api.options import LoadOptions
 from rlx.api.session import known, stored_program
-from rlx.errors import InputError
+from rlx.errors import ConfigError, InputError
 from rlx.llm import late
+from rlx.llm.batching.pages import PAGE
+from rlx.llm.draft import MOST, CheckedConversation, check_tokenizers
 from rlx.llm.sample import Sampler, Sampling, SamplingOptions, StopWords, log_softmax_at, perplexity_of
 from rlx.llm.schema import Guide
 from rlx.llm.source import AT_ONCE, Source, open_source
@@ -32,6 +34,7 @@ class AnswerOptions(SamplingOptions, total=False):
 def load(
     path: str | os.PathLike[str],
     *,
+    draft: str | os.PathLike[str] | None = None,
     context: int | None = None,
     memory_limit: int | str | None = None,
     notify: Callable[[str], None] | None = None,
@@ -45,6 +48,9 @@ def load(
     model is refused. `notify` gets a line for each step of a download. `options` are fields of `rlx.Options`.
     The compiled program is kept in the cache: loading it again takes a moment.
 
+    `draft` is a smaller model with the same tokenizer: it proposes tokens, which the model checks several at
+    a time. Tokens and bits are those of `rlx.llm.Engine`, whatever it proposes; `model.drafted` counts.
+
     >>> import rlx
     >>> model = rlx.llm.load("zoo:smollm2")  # doctest: +SKIP
     >>> model.chat("What is the capital of France?")  # doctest: +SKIP
@@ -53,6 +59,10 @@ def load(
     source = open_source(path, notify)
     positions = source.positions(context)
     others = [known(other) for other in source.others]
+    if draft is not None:
+        if memory_limit is not None:
+            raise ConfigError("memory_limit does not go with a draft; leave one of them out")
+        return _load_checked(source, open_source(draft, notify), positions, options)
     if memory_limit is not None:
         options["weight_budget"] = late.weight_budget(source, positions, memory_limit)
     program = stored_program(
@@ -65,19 +75,54 @@ def load(
     return LanguageModel(source, program, positions)
 
 
+def _load_checked(source: Source, draft: Source, positions: int, options: LoadOptions) -> LanguageModel:
+    """A model that checks what a draft proposes."""
+    check_tokenizers(source, draft)
+    proposes = load(
+        draft.path if draft.path.suffix == ".gguf" else draft.path.parent,
+        context=min(positions, draft.config.context),
+        **options,
+    )
+    program = stored_program(
+        known(source.path),
+        {**options},
+        {"paged_decoder": positions, "page": PAGE, "most": MOST},
+        lambda: (
+            late.build_paged(source.config, source.tensors, positions, PAGE, MOST),
+            [known(other) for other in source.others],
+        ),
+    )
+    source.tensors.check()
+    vocabulary = source.tensors["token_embd.weight"].shape[0]
+    state = CheckedConversation(program, positions, vocabulary, proposes.state)
+    return LanguageModel(source, program, positions, state)
+
+
 class LanguageModel(ModelText):
     """A model that is ready to run; `load` makes it. One thread at a time uses it."""
 
-    def __init__(self, source: Source, program: CompiledProgram, positions: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        program: CompiledProgram,
+        positions: int,
+        state: CheckedConversation | None = None,
+    ) -> None:
         super().__init__(source)
         self.program, self.positions = program, positions
-        self.state = Conversation(program, positions)
+        self.state: Conversation | CheckedConversation = state or Conversation(program, positions)
         self.generated = 0
         """Tokens of the last answer."""
 
     def __repr__(self) -> str:
         c = self.config
         return f"<language model {self.source.path.name}: {c.architecture}, {c.layers} layers of {c.width}>"
+
+    @property
+    def drafted(self) -> tuple[int, int]:
+        """Tokens that a draft has proposed, and those of them that were taken."""
+        state = self.state
+        return (state.proposed, state.accepted) if isinstance(state, CheckedConversation) else (0, 0)
 
     # -- text
 
