@@ -6,7 +6,7 @@ Processes, turns and spreads are those of `rlx_bench.harness`.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from rlx_bench.oracle import difference
 
 MODULE = "rlx_bench.llm.worker"
 CONTEXT = 1024
+STORING = 120.0  # seconds: programs are stored in the background, and a process waits for that at its end
 APART = 0.25
 """Activations of 8 bits move logits by a few percent of the largest; what is further off is wrong."""
 LOAD, MEMORY, DECODE = "load", "memory", "decode"
@@ -63,8 +64,8 @@ def measure(
             try:
                 PEERS[e].check()
                 if e == "rlx":  # the first load compiles; from then on the program is in the cache
-                    rows[LOAD][e].ready = _load(_worker(e, threads, stack, {CACHE.name: folder}), path)
-                    _load(_worker(e, threads, stack), path)
+                    rows[LOAD][e].ready = _first_load(threads, path, folder)
+                    _first_load(threads, path)
                 ready[e] = _worker(e, threads, stack)
                 rows[LOAD][e].times.append(_load(ready[e], path))
                 saved = ready[e].ask("save", tokens=tokens[: plan.prompts[0]], path=f"{folder}/{e}.npy")
@@ -92,12 +93,19 @@ def measure(
         yield Row(f"{name}, {what}", threads, 0.0, 0.0, list(found.values()))
 
 
-def _worker(
-    engine: str, threads: int, stack: ExitStack, variables: Mapping[str, str] | None = None
-) -> Worker:
-    worker = Worker(engine, threads, MODULE, variables={**limits(engine), **(variables or {})})
+def _worker(engine: str, threads: int, stack: ExitStack) -> Worker:
+    worker = Worker(engine, threads, MODULE, variables=limits(engine))
     stack.callback(worker.close, 0.5)
     return worker
+
+
+def _first_load(threads: int, path: Path, cache: str | None = None) -> float:
+    """Seconds of RLX in a process of its own; it has stored the program when this returns."""
+    worker = Worker("rlx", threads, MODULE, variables={CACHE.name: cache} if cache else {})
+    try:
+        return _load(worker, path)
+    finally:
+        worker.close(STORING)
 
 
 def _load(worker: Worker, path: Path) -> float:
