@@ -202,7 +202,7 @@ _NAMED = (  # best first
 
 
 def _web(name: str, features: tuple[str, ...]) -> Target:
-    tile = (4, 2)  # the fastest of those tried in V8
+    tile = (3, 3)  # the fastest of those tried in V8, which keeps one of 16 registers for itself
     tiles = _tiles(f64=tile, f32=tile, bf16=tile, f16=tile, i8=tile, u8=tile)
     return Target(
         name, _WEB_TRIPLE, "generic", tuple(sorted(features)), 16, 16, 32 << 10, 1 << 20, 8 << 20, tiles

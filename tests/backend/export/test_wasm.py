@@ -13,9 +13,10 @@ from op_cases import ALL_OPS, Case, assert_close, cases, features
 
 import rlx
 from rlx import ops
-from rlx.codegen.native.jit import compile_linked
+from rlx.codegen.native.jit import assembly, compile_linked
 from rlx.errors import CompileError, ConfigError, FormatError, UnsupportedError
 from rlx.export.errors import Code
+from rlx.export.export import prepare
 from rlx.export.wasm_link import link, signed, unsigned
 from rlx.ir.graph import Graph
 from rlx.reference.interpreter import evaluate
@@ -195,6 +196,26 @@ def test_types_name_what_the_model_takes(tmp_path: Path) -> None:
     types = (tmp_path / "net.d.mts").read_text()
     assert '/** f32[time, 8] */\n  "x": Float32Array;' in types
     assert '/** from 1 to 9 */\n  "time": number;' in types
+
+
+# -- code
+
+
+@pytest.mark.parametrize("target", [t.name for t in web_targets()])
+def test_tiles_take_their_rows_one_at_a_time(target: str) -> None:
+    """All sums of a row come before the next row is read; engines keep that order, and would spill."""
+    g = Graph("product")
+    w = g.param("w", (64, 48), "f32", value=values(64, 48))
+    g.output("y", g.input("x", (32, 64), "f32") @ w)
+    rows, vectors = resolve(target).tile("f32")
+    adds = "f32x4.relaxed_madd" if resolve(target).may_fuse else "f32x4.add"
+    loops = [
+        piece.partition("end_loop")[0]
+        for kernel in prepare(rlx.compile(g, threads=1), {}, target=target).kernels
+        for piece in assembly(kernel, resolve(target)).split("\tloop ")[1:]
+    ]
+    found = [loop.split("v128.load32_splat")[1:] for loop in loops]
+    assert [vectors] * rows in [[row.count(adds) for row in each] for each in found]
 
 
 # -- limits

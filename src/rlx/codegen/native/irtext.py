@@ -285,6 +285,16 @@ class Function(Flow):
         word = self.op(held, f'call {held} asm "", "=r,0"({word})')
         return self.bitcast(self.trunc(word, bits), mask.type)
 
+    def done_first(self, values: list[Value]) -> list[Value]:
+        """`values`, computed before what is written later is loaded: so a tile takes its rows one at a time.
+
+        Only WebAssembly needs it: LLVM orders its code by the stack of that machine, not by registers, and
+        engines keep the order, so that a tile would hold the elements of all its rows at once and spill.
+        """
+        if not self.module.target.web:
+            return values
+        return [self.op(x.type, f'call {x.type} asm sideeffect "", "=r,0,~{{memory}}"({x})') for x in values]
+
     @staticmethod
     @functools.cache  # asked at every access
     def _moves_as_bits(type_: str) -> bool:

@@ -33,6 +33,7 @@ def as_signed(fill: int) -> int:
 def tile_pixels(target: Target, kind: Kind) -> int:
     """Pixels of a register tile: accumulators, one vector of each weight and one of x fill the registers."""
     spare = VECTORS + (1 if target.has_fma and kind.adds_at_once else 2)
+    spare += target.web  # engines keep a register for themselves
     return (target.registers - spare) // VECTORS
 
 

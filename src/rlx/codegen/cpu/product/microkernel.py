@@ -399,7 +399,7 @@ def accumulate(
         for i, place in enumerate(rows.at(f, k)):
             a = kind.read_a(f, place, count)
             line = sums[i * width : (i + 1) * width]
-            out += [kind.multiply_add(f, a, x, total) for x, total in zip(b, line, strict=True)]
+            out += f.done_first([kind.multiply_add(f, a, x, total) for x, total in zip(b, line, strict=True)])
         return out + [kind.excess(f, x, total) for x, total in zip(b, sums[tile:], strict=False)]
 
     whole, rest = udiv(depth, kind.group), urem(depth, kind.group)
