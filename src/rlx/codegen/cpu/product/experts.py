@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from rlx.codegen.cpu.expression import ERROR_INDEX
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, kernel
 from rlx.codegen.cpu.primitives import MEMORY
-from rlx.codegen.cpu.product.quant_gemm import look_up
+from rlx.codegen.cpu.product.quant_decode import look_up
 from rlx.codegen.native.irtext import lanes_of
 from rlx.codegen.native.irtypes import vector
 from rlx.codegen.native.notation import inline, native
