@@ -204,9 +204,16 @@ class Compiling:
                 self._made[number] = e
 
 
-def assembly(text: str, target: Target, level: int = 2, passes: int = 0) -> str:
-    """Assembly of the module `text`, for people and for tests that count spills."""
+def assembly(text: str, target: Target, level: int = 2, passes: int = 0, comments: bool = False) -> str:
+    """Assembly of the module `text`, for people and for tests; with LLVM's comments on loops and spills.
+
+    >>> from rlx.target.cpu import resolve
+    >>> loop = "define void @f() { br label %again again: br label %again }"
+    >>> "Inner Loop Header" in assembly(loop, resolve("x86-64"), comments=True)
+    True
+    """
     module, machine = parse(text, target, level, passes)
+    machine.set_asm_verbosity(comments)
     _count()
     return str(machine.emit_assembly(module))
 
