@@ -15,7 +15,7 @@ import tiny_decoders as tiny
 import rlx
 from machines import executable, on_targets
 from rlx import ops
-from rlx.errors import FormatError, KernelError
+from rlx.errors import DTypeError, FormatError, KernelError
 from rlx.ir.dtype import dtype
 from rlx.kernel.nibbles import packed, unpacked
 from rlx.llm import config as configs
@@ -165,6 +165,17 @@ def test_what_other_experts_are_does_not_show(tmp_path: Path) -> None:
         feed = {"past": 0, "tokens": np.array(tokens), "wanted": np.arange(len(tokens))}
         found.append(program.stream().step(feed)["logits"])
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("which", ["scales", "zeros"])
+def test_factors_that_f32_does_not_hold_are_refused(which: str) -> None:
+    """The reference rounded them to f32; the kernel did not compile."""
+    factors = {"scales": np.ones((3, 7, 1), np.float32), which: np.ones((3, 7, 1))}
+    codes = np.ones((3, 7, 16), np.int8)
+    with pytest.raises(DTypeError, match="must be f32, f16 or bf16"):
+        rlx.jit(lambda x: ops.expert_matmul(x, [[1]], codes, **factors, coding="i8", group=16))(
+            np.ones((1, 16), np.float32)
+        )
 
 
 def test_folders_without_an_expert_are_refused(tmp_path: Path) -> None:

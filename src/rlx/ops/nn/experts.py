@@ -14,7 +14,7 @@ from rlx.errors import DTypeError, ShapeError
 from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, one_of, positive
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import F64, I8, I64, U8
+from rlx.ir.dtype import BF16, F16, F32, F64, I8, I64, U8
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.operand import Operand, Tensor, of_one
@@ -173,8 +173,9 @@ class _coded_expert_matmul(Op):
         if len(factors) not in (1, 2):
             raise ShapeError(f"{self.name}: takes codes, scales and perhaps zero points")
         for t in factors:
-            if not t.dtype.is_float or t.rank != 3:
-                raise DTypeError(f"{self.name}: scales and zero points {t} must be floats for {codes}")
+            if t.dtype not in (F32, F16, BF16) or t.rank != 3:
+                told = f"{self.name}: scales and zero points {t} of codes {codes}"
+                raise DTypeError(f"{told} must be f32, f16 or bf16 [experts, out, in / group]")
             for found, want in zip(t.shape, (*codes.shape[:2], size // group), strict=True):
                 require_equal(found, want, f"{self.name}: {t} has not one number for each group of {codes}")
         return x.with_shape((*x.shape[:2], codes.shape[1]))
