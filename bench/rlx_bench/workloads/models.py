@@ -154,11 +154,9 @@ def lstm(steps: int, batch: int, inputs: int, hidden: int) -> Workload:
 
         layer = torch.nn.LSTM(inputs, hidden)
         order = np.r_[0:hidden, 2 * hidden : 4 * hidden, hidden : 2 * hidden]  # ONNX: i o f c; torch: i f c o
-        with torch.no_grad():
-            layer.weight_ih_l0.copy_(torch.from_numpy(weights.w[order]))
-            layer.weight_hh_l0.copy_(torch.from_numpy(weights.r[order]))
-            layer.bias_ih_l0.copy_(torch.from_numpy(weights.b[order]))
-            layer.bias_hh_l0.zero_()
+        given = {"weight_ih_l0": weights.w, "weight_hh_l0": weights.r, "bias_ih_l0": weights.b}
+        given["bias_hh_l0"] = np.zeros_like(weights.b)
+        layer.load_state_dict({name: torch.from_numpy(value[order]) for name, value in given.items()})
         return [lambda: [layer(tensors["x"])[0][:, None]]]
 
     return Workload(
