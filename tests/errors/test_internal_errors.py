@@ -115,7 +115,7 @@ def test_in_transforms(transform: Callable[..., Any], monkeypatch: pytest.Monkey
 
 def test_at_run_time(monkeypatch: pytest.MonkeyPatch) -> None:
     program = rlx.compile(net())
-    monkeypatch.setattr("rlx.runtime.execution.aligned_empty", fail)
+    monkeypatch.setattr("rlx.runtime.memory.OutputPool.empty", fail)
     for run in (lambda: program(X), lambda: program.run({"x": X})):
         with pytest.raises(InternalError) as caught:
             run()

@@ -17,8 +17,8 @@ import numpy as np
 from rlx import config
 from rlx.codegen.native import stack_guard
 from rlx.ir.weights import round_up
-from rlx.runtime import context, execution
-from rlx.runtime.memory import Region, allocate
+from rlx.runtime import context
+from rlx.runtime.memory import OutputPool, Region, allocate
 from rlx.runtime.weights import Weights
 
 ALIGNMENT = 64
@@ -57,7 +57,7 @@ def turn_on() -> None:
 
     Weights.load = load_apart  # type: ignore[method-assign]
     context.allocate = _between  # type: ignore[assignment]
-    execution.aligned_empty = array  # type: ignore[assignment]
+    OutputPool.empty = lambda self, shape, dtype: array(shape, dtype)  # type: ignore[method-assign]
     stack_guard.with_handler = lambda text, triple: ALLOCA.sub(_stack, text)
 
 

@@ -28,7 +28,6 @@ from rlx.runtime.bound import check_bound
 from rlx.runtime.derive import params_without_value
 from rlx.runtime.device_context import DeviceContext, arena_for
 from rlx.runtime.execution import MESSAGES, Given
-from rlx.runtime.memory import aligned_empty
 from rlx.runtime.program import CompiledProgram
 
 if TYPE_CHECKING:
@@ -167,7 +166,9 @@ class DeviceProgram(CompiledProgram):
             if self.debug is not None:
                 self._finish(now)
                 self._check_results(now, node)
-        outputs = [aligned_empty(n.tensor.bind(now.plan.binding), n.dtype.np) for n in self.outputs]
+        outputs = [
+            self._output_memory.empty(n.tensor.bind(now.plan.binding), n.dtype.np) for n in self.outputs
+        ]
         for node, array in zip(self.outputs, outputs, strict=True):
             now.download(node.id, array)
         self._finish(now)

@@ -20,7 +20,7 @@ from rlx.plan.lir import LirBufferPlan, LirModule
 from rlx.plan.phase import Phase
 from rlx.runtime.context import Context, Step
 from rlx.runtime.debug import WATCHES, Watch
-from rlx.runtime.memory import aligned_empty
+from rlx.runtime.memory import OutputPool
 from rlx.runtime.native.driver import CLOSED_BRANCH, RecordError
 from rlx.runtime.sizes import Sizes
 from rlx.runtime.weights import Weights
@@ -55,6 +55,7 @@ class Execution:
     outputs: list[Node]
     debug: str | None
     _weights: Weights
+    _output_memory: OutputPool
     _sizes: Sizes | None
     _found_later: list[str]
 
@@ -76,7 +77,7 @@ class Execution:
 
     def _run_steps(self, context: Context, given: Given) -> list[np.ndarray]:
         binding = given.binding
-        outputs = [aligned_empty(shape, d) for shape, d in self._output_shapes(context)]
+        outputs = [self._output_memory.empty(shape, d) for shape, d in self._output_shapes(context)]
         for number, array in given.kept.items():
             outputs[number] = array
         self._connect(context, given, outputs)

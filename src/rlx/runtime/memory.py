@@ -8,8 +8,11 @@ so regions of 2 MiB or more request huge pages.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import mmap
+import threading
+import weakref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,24 +91,71 @@ def allocate(
     return region
 
 
-ALIGN_FROM = 1 << 20  # bytes from which an output is worth aligning to cache lines
+ALIGN_FROM = 1 << 20  # bytes from which an output is worth aligning to cache lines, and keeping
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A fresh array; large ones begin at a cache line, so that kernels may use non-temporal stores.
+class OutputPool:
+    """Memory of a program's outputs. Callers own the arrays; memory is used again once no array refers to it.
 
-    They begin in the middle of a page: NumPy's own large arrays begin just behind the start of one, and a
-    load with the last 12 address bits of a recent store waits for it, which slowed maps by a factor of three.
+    The system clears fresh pages when they are first written, which takes longer than many kernels. So large
+    blocks are kept for the next run. A run that needs another size frees them: at most the outputs of one run
+    are kept.
 
-    >>> aligned_empty((512, 1024), np.dtype(np.float32)).ctypes.data % 4096
-    2048
+    >>> pool = OutputPool()
+    >>> y = pool.empty((512, 1024), np.dtype(np.float32))
+    >>> place, row = y.ctypes.data, y[3]
+    >>> del y
+    >>> pool.kept  # `row` still refers to the memory
+    0
+    >>> del row
+    >>> pool.kept, pool.empty((512, 1024), np.dtype(np.float32)).ctypes.data == place
+    (2097152, True)
     """
-    size = math.prod(shape) * dtype.itemsize
-    if size < ALIGN_FROM:
-        return np.empty(shape, dtype)
-    raw = np.empty(size + PAGE, np.uint8)
-    start = (PAGE // 2 - raw.ctypes.data) % PAGE
-    return raw[start : start + size].view(dtype).reshape(shape)
+
+    def __init__(self) -> None:
+        self._free: list[np.ndarray] = []
+        self._leased: dict[int, weakref.ref[np.ndarray]] = {}  # by id of their block
+        self._lock = threading.Lock()  # of those who take; blocks come back at any time, by one append
+
+    @property
+    def kept(self) -> int:
+        """Bytes that no array refers to."""
+        return sum(block.nbytes for block in self._free)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """An array for an output, not cleared.
+
+        Large ones begin at a cache line, so that kernels may use non-temporal stores. They begin in the
+        middle of a page: NumPy's own large arrays begin just behind the start of one, and a load with the
+        last 12 address bits of a recent store waits for it, which slowed maps by a factor of three.
+
+        >>> OutputPool().empty((512, 1024), np.dtype(np.float32)).ctypes.data % 4096
+        2048
+        """
+        size = math.prod(shape) * dtype.itemsize
+        if size < ALIGN_FROM:
+            return np.empty(shape, dtype)
+        block = self._take(size)
+        # NumPy makes all views refer to the array that owns their memory, but not past a memoryview: so this
+        # array lives as long as one of them.
+        lease = block[:]
+        self._leased[id(block)] = weakref.ref(lease, functools.partial(self._give_back, block))
+        return np.asarray(lease.data).view(dtype).reshape(shape)
+
+    def _take(self, size: int) -> np.ndarray:
+        """A block of so many bytes that nobody uses."""
+        with self._lock:
+            for i, block in enumerate(self._free):
+                if block.nbytes == size:
+                    return self._free.pop(i)
+            self._free.clear()  # of other sizes
+        raw = np.empty(size + PAGE, np.uint8)
+        start = (PAGE // 2 - raw.ctypes.data) % PAGE
+        return raw[start : start + size]
+
+    def _give_back(self, block: np.ndarray, lease: weakref.ref[np.ndarray]) -> None:
+        del self._leased[id(block)]
+        self._free.append(block)
 
 
 def address_of(array: np.ndarray) -> int:

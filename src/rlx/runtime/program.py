@@ -28,6 +28,7 @@ from rlx.runtime.debug import check_mode
 from rlx.runtime.entry import SizeEntry, entry_of
 from rlx.runtime.execution import Execution, Given
 from rlx.runtime.exported import Exported, Page
+from rlx.runtime.memory import OutputPool
 from rlx.runtime.native.driver import RecordError
 from rlx.runtime.sizes import Sizes
 from rlx.runtime.stream import Stream, handles_for
@@ -62,6 +63,7 @@ class CompiledProgram(Execution):
     ) -> None:
         self.lir, self.kernels, self._code, self.threads = lir, kernels, code, threads
         self.debug = check_mode(debug)
+        self._output_memory = OutputPool()
         graph = self.graph = lir.outline
         self.inputs: list[Node] = graph.inputs
         self.outputs: list[Node] = list(graph.outputs.values())
@@ -314,7 +316,11 @@ class CompiledProgram(Execution):
     # -- running
 
     def run(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
-        """Outputs by name for a dict of inputs."""
+        """Outputs by name for a dict of inputs.
+
+        The arrays are the caller's: no later run changes them. Memory of outputs of 1 MiB or more is used
+        again by later runs of this program once no array refers to it. `bind` writes into your own arrays.
+        """
         try:
             given = [inputs[name] for name in self.input_names]
         except KeyError as e:
