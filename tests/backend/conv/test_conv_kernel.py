@@ -365,6 +365,30 @@ def test_padding_meets_weights_that_are_not_finite(size: int, padding: int, targ
 
 
 @pytest.mark.parametrize("target", F32_TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("channels", [16, 21])
+@pytest.mark.parametrize("strides", [1, 2])
+def test_padding_that_is_left_out_meets_weights_that_are_not_finite(
+    channels: int, strides: int, target: Target
+) -> None:
+    """Planes and lines of padding are not multiplied. Only their NaNs show, and change no other channel."""
+    rng = np.random.default_rng(channels)
+    finite = rng.choice([-1e-30, 1e-30, -0.0, 0.0], size=(40, channels, 3, 3, 2)).astype(np.float32)
+    wild = finite.copy()
+    wild[3, 0, 0, 1, 0], wild[5, -1, -1, 2, -1], wild[39, 2, 1, 0, 1] = np.nan, np.inf, -np.inf
+    feed = {"x": rng.choice([-1e-30, 1e-30, -0.0, 0.0], size=(1, channels, 4, 5, 6)).astype(np.float32)}
+    results = []
+    for weights in (finite, wild):
+        g = Graph("planes")
+        w = g.param("w", weights.shape, "f32", weights)
+        y = conv(g.input("x", feed["x"].shape, "f32"), w, padding=((1, 2), (1, 1), (0, 1)), strides=strides)
+        g.output("y", y)
+        got, want = compiled(g, target, 2, cache=False).run(feed)["y"], evaluate(g, feed)["y"]
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+        results.append(np.delete(got, [3, 5, 39], axis=1).view(np.int32))
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("target", F32_TARGETS, ids=lambda t: t.name)
 def test_a_weight_that_is_not_finite_leaves_other_channels_alone(target: Target) -> None:
     """Sums of products that underflow are -0 here and there, whatever the weights of their neighbours are."""
     rng = np.random.default_rng(0)

@@ -3,8 +3,9 @@
 Lines of the output are taken in bands (of pieces, where they are very long) whose part of x fits L2. Where
 windows may reach past an edge, or x is planar, the band's lines of x are first copied to scratch with zeros
 around; else x is read in place. A band meets one panel of weights after the other, a panel all tiles of the
-band. Threads share bands or, where weights outweigh the image, panels: every output is one chain of products
-in a fixed order, so bits do not depend on threads, bands or tiles.
+band; planes and lines of a window that read only padding are left out (`skip.py`). Threads share bands or,
+where weights outweigh the image, panels: every output is one chain of products in a fixed order, so bits do
+not depend on threads, bands or tiles.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from rlx.codegen.cpu.conv.end import BlockedEnd, Epilogue, PlanarEnd
 from rlx.codegen.cpu.conv.lines import LinePacker, PixelMover
 from rlx.codegen.cpu.conv.shape import VECTORS, Geometry, Image, as_signed, static, tile_pixels
+from rlx.codegen.cpu.conv.skip import Taps, has_wild_weight, may_skip, taps_inside
 from rlx.codegen.cpu.conv.source import ImageSource, SourceMover, as_one_line
 from rlx.codegen.cpu.conv.tile import ConvTile
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
@@ -34,6 +36,7 @@ from rlx.codegen.native.words import (
     ptr,
     round_up,
     select,
+    store,
     udiv,
     ult,
     umax,
@@ -109,7 +112,8 @@ class _Direct:
         self.flat = in_line and not self.packs
         self.one_line = in_line and self.source is not None and self.source.sees_one_axis
         self.shape = shape = as_one_line(shape) if self.one_line else shape
-        self.frame = Frame(self.table.fn, 8)
+        self.skips = may_skip(nest, self.kind)
+        self.frame = Frame(self.table.fn, 8 + self.skips * (len(Taps.NAMES) + 1))
         self.end: BlockedEnd | PlanarEnd = (BlockedEnd if nest.out_blocked else PlanarEnd)(
             name,
             self.table,
@@ -122,7 +126,7 @@ class _Direct:
             self.kind.accumulator,
         )
         pixel = shape.strides[2] * self.x.lanes
-        self.tile = ConvTile(name, self.kind, shape, self.x.lanes, pixel, self.frame)
+        self.tile = ConvTile(name, self.kind, shape, self.x.lanes, pixel, self.frame, self.skips)
         self.blocks = -(-shape.per_in // self.x.lanes)
         self.pixels = tile_pixels(module.target, self.kind)
 
@@ -171,6 +175,8 @@ class _Direct:
         self.share_steps()
         room = VECTORS * self.lanes * (-(-self.pixels // self.lanes) * self.lanes)
         self.stage = alloca(self.kind.accumulator, room)
+        if self.skips:
+            self.start = alloca(self.kind.accumulator, VECTORS * self.lanes)
         low, high = table.share(images * self.bands * self.pieces * chunks)
         for u in loop(low, high):
             number, chunk = udiv(u, chunks), urem(u, chunks)
@@ -343,7 +349,9 @@ class _Direct:
         least: Count = tiles.low
         low, high = function(least), function(least + 1)
 
-        def run_tile(x: ptr, t: Count) -> None:
+        skipping = self.skipping(band, w, vectors) if self.skips else None
+
+        def run_tile(x: ptr, t: Count, taps: Sequence[Count]) -> None:
             pixel: Count = tiles.row(builder(), t)
             taller = ult(t, tiles.tall)
             sum_tile = select(taller, high, low)
@@ -351,15 +359,42 @@ class _Direct:
             if in_registers is not None:
                 call(sum_tile, args, frame, place, w, channel, pixel)
             else:
-                call(sum_tile, place, w, self.stage, *steps)
+                call(sum_tile, place, w, self.stage, *steps, *taps)
                 pixels = select(taller, least + 1, least)
                 call(finisher, args, frame, self.stage, channel, pixel, pixels)
 
         for h in loop(band.first, band.last):
             x = line_of(h)
             if self.flat:
-                run_tile(x, h)
+                run_tile(x, h, ())
             else:
                 self.frame.change("h", h)
+                taps = skipping(h) if skipping else ()
+                if in_registers is not None:
+                    for key, value in zip((*Taps.NAMES, "start"), taps, strict=False):
+                        self.frame.change(key, value)
                 for t in loop(band.first_tile, band.last_tile):
-                    run_tile(x, t)
+                    run_tile(x, t, taps)
+
+    @inline
+    def skipping(self, band: Band, w: ptr, vectors: int) -> Callable[[Count], tuple[Count, ...]]:
+        """What tiles of a line take for a panel: the taps that read x, and what sums start with."""
+        table, shape, kind = self.table, self.shape, self.kind
+        planes = taps_inside(table, shape, 0, band.d)
+        top, bottom = taps_inside(table, shape, 1, band.first), taps_inside(table, shape, 1, band.last - 1)
+        whole = (planes[0] == 0) & (planes[1] == shape.window[0])
+        whole = whole & (top[0] == 0) & (bottom[1] == shape.window[1])
+        wild = False
+        if not whole:
+            wild = has_wild_weight(kind, w, self.layout.panels.depth * vectors)
+        for n in range(vectors):
+            store(kind.zero, gep(self.start, n * kind.lanes, kind.accumulator))
+        padding_sums = self.tile.padding_sums(vectors)
+
+        def of_line(h: Count) -> tuple[Count, ...]:
+            taps = Taps(planes, taps_inside(table, shape, 1, h)).numbers
+            if wild:
+                call(padding_sums, w, self.start, shape.per_in // self.x.lanes, *taps)
+            return (*taps, self.start)
+
+        return of_line
