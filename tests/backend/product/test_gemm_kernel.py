@@ -84,6 +84,21 @@ def test_deep_products_in_blocks(target: Target, transposed: str) -> None:
     assert_product(c, a, b)
 
 
+@every_f32_target
+def test_deep_products_of_columns_with_packed_weights(target: Target) -> None:
+    k, n = 2500, 197
+    spec = GemmSpec(sym("m"), n, k, (1, sym("m")), (), (n, 1), b_packed=True)
+    kernel = build(target, spec, ("m",))
+    w = random((k, n), seed=2)
+    packed = pack_weights(w, target)
+    for m in (1, 2, 7, 8, 33, 161):
+        guard = Guarded()
+        a = random((k, m), seed=1)
+        c = guard.array((m, n), np.float32, at_end=True)
+        kernel.run([guard.copy(a, True), guard.copy(packed, True), c], {"m": m}, threads=2)
+        assert_product(c, a.T, w)
+
+
 @settings(max_examples=60)
 @given(
     batch=st.integers(0, 3),

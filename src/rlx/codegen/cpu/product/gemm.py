@@ -229,7 +229,9 @@ class _Gemm(ProductDriver):
         self.block_tiles = select(fits_l2, _FEW_BLOCK_TILES, _BLOCK_TILES)
         if self.computed is not None:
             self.block_tiles = umin(self.block_tiles, self.computed.tiles)
-        self.pack_b = (not self.b_in_place) | uge(self.tiles.count, _PACK_TILES)
+        self.pack_b = False
+        if not self.spec.b_packed:
+            self.pack_b = (not self.b_in_place) | uge(self.tiles.count, _PACK_TILES)
         enough = uge(panels, _PACK_PANELS) & uge(self.m, self.tile_width)
         self.pack_a = self.packs_a & enough
         if self.packs_a:
@@ -440,19 +442,22 @@ class _Gemm(ProductDriver):
         return place
 
     @inline
-    def place_in_b(self, b: ptr, j: Count, column: Count, k: Count) -> ptr:
-        """Where panel j, which starts at `column`, is in packed weights or, from k on, in the matrix."""
+    def place_in_b(self, b: ptr, j: Count, column: Count, k: Count, vectors: int | None = None) -> ptr:
+        """Where panel j, which starts at `column` and is `vectors` wide (None: full), is from k on: in packed
+        weights, or in the matrix.
+        """
         if self.spec.quads is not None:
             return gep(b, j * self.panel_elements, self.element)
         if self.spec.b_packed:
-            return gep(b, column * self.padded_k, self.element)
+            width = self.vectors if vectors is None else vectors
+            return gep(b, column * self.padded_k + k * (width * self.lanes), self.element)
         return gep(b, column * self.b_column + k * self.b_k, self.element)
 
     @inline
     def group_of_b(self, b: ptr, first: Count, stop: Count, depth: Depth) -> PanelOfB:
         """How to find the panels first..stop of B, packed where they must be or where that was decided."""
         if self.spec.b_packed:
-            return lambda j, form: self.place_in_b(b, j, j * self.columns, 0)
+            return lambda j, form: self.place_in_b(b, j, j * self.columns, depth.start, form.vectors)
 
         def pack(j: Count, count: Count, vectors: int, to: ptr) -> None:
             packer = panel_packer(self.kind, vectors, self.b_k, self.b_column)
