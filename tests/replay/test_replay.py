@@ -109,18 +109,36 @@ def quantised(bits: int, scale: str, zeros: bool) -> tuple[Graph, dict[str, np.n
     return g, {"x": rng.standard_normal((5, k)).astype(np.float32)}
 
 
-PROGRAMS = {
-    "quantised-4": (4, "float32", False),
-    "quantised-4-zeros": (4, "float16", True),
-    "quantised-8": (8, "float16", False),
-    "quantised-8-zeros": (8, "float32", True),
+def half(kind: str) -> tuple[Graph, dict[str, np.ndarray]]:
+    """A table of 16 bits that is read by rows and multiplied by, and another matrix."""
+    rng = np.random.default_rng(0)
+    g = Graph("half")
+    table, up = (
+        rlx.ops.cast(
+            g.param(name, shape, kind, value=rng.standard_normal(shape).astype(dtype(kind).np)), "f32"
+        )
+        for name, shape in (("table", (70, 36)), ("up", (36, 50)))
+    )
+    x = rlx.ops.embedding(table, g.input("tokens", ("m",), "i64"))
+    g.output("up", rlx.ops.relu(x @ up + 1.0))
+    g.output("y", x @ rlx.ops.transpose(table))
+    return g, {"tokens": rng.integers(0, 70, 100)}
+
+
+PROGRAMS: dict[str, Callable[[], tuple[Graph, dict[str, np.ndarray]]]] = {
+    "quantised-4": lambda: quantised(4, "float32", False),
+    "quantised-4-zeros": lambda: quantised(4, "float16", True),
+    "quantised-8": lambda: quantised(8, "float16", False),
+    "quantised-8-zeros": lambda: quantised(8, "float32", True),
+    "half-bf16": lambda: half("bf16"),
+    "half-f16": lambda: half("f16"),
 }
 """What passes make of several ops, where no sample of one op and no model of the default run shows it."""
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name: str, replay: Check, keep_text: Keep) -> None:
-    graph, feed = quantised(*PROGRAMS[name])
+    graph, feed = PROGRAMS[name]()
     found = {Key(name, target.name): digests(name, graph, feed, target, keep_text) for target in targets()}
     replay("programs", "tests/replay", found)
 

@@ -15,7 +15,9 @@ from rlx.ir.op import Role
 from rlx.ir.rewrite import copy_node, inline, rewrite
 from rlx.kernel.control import is_laid_out, loop_form
 from rlx.kernel.form import Loop
+from rlx.ops.math.elementwise import cast
 from rlx.rewrite.basic import is_derivable, split_derived
+from rlx.rewrite.half_weights import Halves
 
 Pass = Callable[[Graph], Graph]
 
@@ -24,14 +26,15 @@ def hoist_weights(graph: Graph, layouts: Pass) -> Graph:
     """Run `layouts` on all bodies that the program lays out, with their weights known as such."""
     if not any(is_laid_out(n) for n in graph.nodes):
         return graph
-    fixed, made = _weights(graph), dict[object, Node]()
+    fixed, made, halves = _weights(graph), dict[object, Node](), Halves()
 
     def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
         form = loop_form(node)
         if form is None or not is_laid_out(node):
             return None
         known = [o.id in fixed for o in node.operands]
-        return _Hoist(node, operands, known, form, layouts, out, made).node()
+        half = [halves.of(o) if fits else None for o, fits in zip(operands, known, strict=True)]
+        return _Hoist(node, operands, known, half, form, layouts, out, made).node()
 
     return rewrite(graph, visit)
 
@@ -55,12 +58,13 @@ class _Hoist:
         node: Node,
         operands: Sequence[Node],
         known: list[bool],
+        half: list[Node | None],
         form: Loop,
         layouts: Pass,
         out: Graph,
         made: dict[object, Node],
     ) -> None:
-        self.made = made
+        self.made, self.half = made, half
         self.old, self.operands, self.known, self.layouts, self.out = node, operands, known, layouts, out
         self.first = form.fixed_operands
         self.moving = form.fixed_inputs  # inputs that differ from step to step come first in every body
@@ -85,16 +89,25 @@ class _Hoist:
             if outer is not None and outer.op.role is Role.CONSTANT:
                 inputs.append(copy_node(outer, (), made))
             elif outer is not None and self.known[number]:
-                inputs.append(made.param(_name(number), n.shape, n.dtype))
+                inputs.append(self._weight(number, n, made))
             else:
                 inputs.append(made.input(_name(number), n.shape, n.dtype))
         results = inline(body, inputs, made)
         made.set_outputs(dict(zip(body.outputs, results, strict=True)))
         return hoist_weights(self.layouts(made), self.layouts)
 
+    def _weight(self, number: int, given: Node, inside: Graph) -> Node:
+        """A weight inside a body, which sees that it is widened from 16 bits."""
+        half = self.half[number]
+        if half is None:
+            return inside.param(_name(number), given.shape, given.dtype)
+        made: Node = cast(inside.param(_name(number), half.shape, half.dtype), dtype=given.dtype)
+        return made
+
     def _given(self, main: Graph, derived: Graph | None) -> dict[int, Node]:
         """What to pass for the leaves that a body reads of what is fixed, by their ids in it."""
-        outer = {_name(i): o for i, o in enumerate(self.operands)}
+        sources = zip(self.operands, self.half, strict=True)
+        outer = {_name(i): o if half is None else half for i, (o, half) in enumerate(sources)}
         if derived is not None:
             inside: dict[int, Node] = {}
             for n in derived.nodes:

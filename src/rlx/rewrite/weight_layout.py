@@ -18,6 +18,7 @@ from rlx.ops.math.contract import dot_general
 from rlx.ops.storage.packing import read_as, store_as
 from rlx.ops.storage.quads import pack_quads, unpack_quads
 from rlx.rewrite.basic import uses_symbols
+from rlx.rewrite.half_weights import Halves
 from rlx.rewrite.sparse import weight_value
 from rlx.target.tiles import PanelTile
 
@@ -26,14 +27,17 @@ ROOMS = 16  # parts of all steps that room is counted in, so that layers of one 
 
 
 def pack_weights(graph: Graph, tiles: tuple[PanelTile, ...]) -> Graph:
-    """Contractions x @ w with a constant matrix w read w from panels."""
+    """Contractions x @ w with a constant matrix w read w from panels; w of 16 bits stays so."""
     fixed = weight_ids(graph)
     by_dtype = {t.dtype: t for t in tiles}
     contraction = get_op("dot_general")
     packed: dict[tuple[int, int, bool], Node] = {}
+    halves = Halves()
 
     def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
-        if node.op is not contraction or node.operands[0].id in fixed:
+        if node.op is not contraction:
+            return halves.gathered(node, operands, fixed)
+        if node.operands[0].id in fixed:
             return None
         a, b = operands
         tile = by_dtype.get(b.dtype.name)
@@ -58,8 +62,11 @@ def pack_weights(graph: Graph, tiles: tuple[PanelTile, ...]) -> Graph:
                 a, rows, (node.attrs["lhs_contract"], (1,)), out_dtype=node.attrs["out_dtype"]
             )
             return narrow
+        half = halves.of(b)
+        out_dtype = node.attrs["out_dtype"] if half is None else node.dtype
         if key not in packed:
-            matrix = b if axis == 0 else transpose(b, (1, 0))
+            matrix = b if half is None else half
+            matrix = matrix if axis == 0 else transpose(matrix, (1, 0))
             value = _value(graph, node.operands[1]) if in_quads else None
             quads = None if value is None else small_quads(value if axis == 0 else value.T, tile)
             if quads is not None:
@@ -67,9 +74,7 @@ def pack_weights(graph: Graph, tiles: tuple[PanelTile, ...]) -> Graph:
             else:
                 layout = Panels(k, n, tile.columns, tile.lanes, tile.group).layout
                 packed[key] = read_as(store_as(matrix, layout=layout), layout=layout)
-        made: Node = dot_general(
-            a, packed[key], (node.attrs["lhs_contract"], (0,)), out_dtype=node.attrs["out_dtype"]
-        )
+        made: Node = dot_general(a, packed[key], (node.attrs["lhs_contract"], (0,)), out_dtype=out_dtype)
         return made
 
     return rewrite(graph, visit)

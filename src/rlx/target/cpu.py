@@ -97,6 +97,11 @@ class Target:
         return self.has("avx512bf16")
 
     @property
+    def converts_f16(self) -> bool:
+        """Whether f16 is widened and rounded by instructions of its own."""
+        return self.has("f16c") or self.arm
+
+    @property
     def multiplied(self) -> tuple[str, ...]:
         """Floats narrower than f32 whose matmuls it computes faster."""
         return ("bf16",) if self.has_bf16 else ()

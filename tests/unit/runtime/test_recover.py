@@ -21,7 +21,7 @@ from rlx.runtime.store.artifact import Artifact
 
 
 def joined_and_quantised() -> rlx.Graph:
-    """Three products of one input, which become one, a transposed matrix, a table, and codes of 4 bits."""
+    """Three products that become one, a transposed matrix, a table, a matrix of f16, and codes of 4 bits."""
     rng = np.random.default_rng(0)
     g = rlx.Graph("kinds")
     x = g.input("x", ("n", 64), "f32")
@@ -33,6 +33,8 @@ def joined_and_quantised() -> rlx.Graph:
         g.output(name, x @ param(f"w{name}", 64, 96))
     g.output("t", rlx.ops.matmul(x, rlx.ops.transpose(param("wt", 48, 64))))
     g.output("rows", rlx.ops.embedding(param("table", 10, 64), g.input("i", ("n",), "i64")))
+    half = rng.standard_normal((64, 50)).astype(np.float16)
+    g.output("h", x @ rlx.ops.cast(g.param("half", half.shape, "f16", half), "f32"))
     codes = g.param("codes", (64, 40), "i8", rng.integers(-8, 8, (64, 40)).astype(np.int8))
     matrix = rlx.ops.dequantize_groups(codes, param("scales", 2, 40), param("zeros", 2, 40), bits=4, group=32)
     g.output("q", x @ matrix)

@@ -49,7 +49,7 @@ def _matrix_fits(
     if len(stored.shape) != 1:
         return False  # kernels read one matrix
     if name == "read_as":
-        return own_panels(dict(attrs)["layout"], target, stored.dtype.name) is not None
+        return own_panels(dict(attrs)["layout"], target, nest.lhs.dtype.name) is not None
     if name == "dequantize_groups":
         return own_groups(nest, target) is not None
     if name == "unpack_quads":

@@ -126,7 +126,7 @@ class Lanes(Arithmetic):
 
     @property
     def _has_half(self) -> bool:
-        return self.module.target.has("f16c") or self.module.target.arm
+        return self.module.target.converts_f16
 
     def _half_to_float(self, a: Value) -> Value:
         """f16 -> f32 in integers: scaling by 2**112 turns denormals into normal numbers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.fuzz.programs.draw import Draw, NotHere
+from rlx.fuzz.programs.inputs import Values
 
 
 def normalised(d: Draw) -> object:
@@ -59,6 +60,19 @@ def products_of_one(d: Draw) -> object:
     return made
 
 
+def widened_weights(d: Draw) -> object:
+    """Products of f32 with weights that come in 16 bits; rows or columns of them, now and then both."""
+    x = d.value(["f32"], 2, 3)
+    width, n = d.named(d.shape(x)[-1:]), d.choose((3, 8, 17, 50))
+    turned = d.chance(0.5)
+    w = d.input(d.choose(("f16", "bf16")), [n, *width] if turned else [*width, n], weight=0.9)
+    wide = d.emit(f"ops.cast({w}, 'f32')")[0]
+    made = d.emit(f"ops.matmul({x}, {f'ops.transpose({wide})' if turned else wide})")
+    if d.chance(0.3):
+        made += d.emit(f"ops.embedding({wide}, {d.input('i64', [d.size()], Values(0, 2))})")
+    return made
+
+
 def open_window(d: Draw) -> object:
     """A convolution whose image and window both have sizes of the program."""
     small = [name for name, n in d.sizes.items() if 1 < n <= 5]
@@ -76,4 +90,5 @@ IDIOMS: tuple[tuple[float, Callable[[Draw], object]], ...] = (
     (1.5, slice_of_view),
     (0.8, products_of_one),
     (0.6, open_window),
+    (0.6, widened_weights),
 )

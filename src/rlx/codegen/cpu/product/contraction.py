@@ -44,6 +44,10 @@ GEMM_DTYPES = {
 }
 
 
+# dtypes of packed weights that are widened as they are read, by the dtype of what they multiply
+HALF_WEIGHTS = {"f32": ("f16", "bf16")}
+
+
 @dataclass(frozen=True)
 class Steps:
     """Element step of an operand along every iteration axis, and its constant offset."""
@@ -138,7 +142,7 @@ def cut_of(nest: ContractNest, inputs: Sequence[Slot], target: Target) -> Weight
     if quads is not None:
         return WeightCut(nest.rhs.data, quads.panel_bytes(quads.columns))
     stored = inputs[nest.rhs.data].dtype
-    panels = own_panels(dict(nest.rhs_layout[1])["layout"], target, stored.name)
+    panels = own_panels(dict(nest.rhs_layout[1])["layout"], target, nest.lhs.dtype.name)
     if panels is None:
         return None
     return WeightCut(nest.rhs.data, panels.depth * panels.columns * stored.np.itemsize)
@@ -173,6 +177,8 @@ def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
         return None
     if nest.rhs_layout is not None and nest.rhs_layout[0] == "dequantize_groups":
         right_dtype = form.dtype  # the codes stand for f32
+    if half_weights(nest) is not None:
+        right_dtype = left_dtype
     if GEMM_DTYPES.get((left_dtype.name, right_dtype.name)) != form.dtype.name:
         return None
     rank, kept = len(nest.space), nest.kept
@@ -208,6 +214,14 @@ def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
         return None
     rest = [i for i in range(kept) if i not in m and i not in n]
     return GemmPlan(tuple(rest), tuple(m), tuple(n), tuple(k), swapped, a, b, packed)
+
+
+def half_weights(nest: ContractNest) -> str | None:
+    """The dtype of packed weights of 16 bits that are widened as they are read."""
+    if nest.rhs_layout is None or nest.rhs_layout[0] != "read_as":
+        return None
+    stored = nest.rhs.dtype.name
+    return stored if stored in HALF_WEIGHTS.get(nest.lhs.dtype.name, ()) else None
 
 
 def _size(nest: ContractNest, axes: Sequence[int]) -> Dim:
@@ -273,6 +287,7 @@ def gemm_spec(nest: ContractNest, plan: GemmPlan, c_dtype: str) -> GemmSpec:
         c_dtype=c_dtype,
         b_packed=plan.packed,
         quads=quads_of(nest),
+        b_dtype=half_weights(nest),
     )
 
 

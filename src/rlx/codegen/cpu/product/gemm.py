@@ -29,7 +29,7 @@ from rlx.codegen.cpu.product.gemm_end import Epilogue
 from rlx.codegen.cpu.product.gemm_rows import Prologue, row_stride
 from rlx.codegen.cpu.product.gemm_tile import TileWriter
 from rlx.codegen.cpu.product.microkernel import Kind, kind_of, tile_of
-from rlx.codegen.cpu.product.packing import panel_packer, tile_packer
+from rlx.codegen.cpu.product.packing import panel_packer, panel_widener, tile_packer
 from rlx.codegen.native.irtext import Function, Module, Value, vector
 from rlx.codegen.native.irtypes import size_bytes
 from rlx.codegen.native.notation import inline
@@ -68,6 +68,8 @@ _PACK_TILES = 20  # row tiles from which packing panels of B costs less than rea
 _PACK_PANELS = 4  # panels from which packing separate rows of A costs less than reading them in place
 _TILE_PAD = 16  # elements between packed row tiles, so that they do not share cache sets
 _PANELS_AT_ONCE = {1: 4, 2: 2}  # rows -> panels per call where one panel has too few independent chains
+_WIDEN_TILES = 8  # row tiles from which a panel of 16-bit weights is widened once, not in every tile
+_WIDEN_TILES_IN_STEPS = 3  # the same where widening takes more than an instruction or two
 _STAYS_IN_L3 = 8  # weights of more than one part in so many are gone from L3 when they are needed again
 
 
@@ -162,7 +164,7 @@ class _Gemm(ProductDriver):
         self.blocks_k = packs and sums_fit_c and maskable and not shallow
         self.writer = TileWriter(
             name,
-            self.kind,
+            self.stored,
             self.vectors,
             self.end,
             panel_stride=self.panel_elements if spec.b_packed else self.columns,
@@ -173,8 +175,21 @@ class _Gemm(ProductDriver):
             beside=() if spec.batch else call.beside,
             quads=spec.quads,
         )
+        self.wide_writer = replace(self.writer, name=f"{name}.wide", kind=self.kind)
 
     # ---- sizes
+
+    @property
+    def widens(self) -> bool:
+        """Whether panels of 16-bit weights are widened once for many rows: where they stay in L2."""
+        wide = self.panel_elements * size_bytes(self.element) if self.spec.b_dtype is not None else 0
+        return 0 < wide <= self.module.target.l2_bytes // 2
+
+    @property
+    def widen_tiles(self) -> int:
+        """Row tiles from which panels are widened."""
+        in_steps = self.spec.b_dtype == "f16" and not self.module.target.converts_f16
+        return _WIDEN_TILES_IN_STEPS if in_steps else _WIDEN_TILES
 
     @property
     def padded_k(self) -> int:
@@ -190,16 +205,19 @@ class _Gemm(ProductDriver):
     @property
     def at_once(self) -> dict[int, int]:
         """Rows -> panels per call. Weights that come from memory are read in one stream: four of them, a
-        panel distant, have four fifths of its speed. Sums of an excess are chains, too, and take registers.
+        panel distant, have four fifths of its speed; but one stream of 16-bit weights is slower than memory.
+        Sums of an excess are chains, too, and take registers.
         """
         spec, room = self.spec, self.module.target.l3_bytes // _STAYS_IN_L3
-        far = spec.b_packed and int(spec.k) * int(spec.n) * size_bytes(self.element) > room
+        far = spec.b_packed and spec.b_dtype is None and self.weight_bytes > room
         chains = 2 if self.kind.has_excess else 1
         return {} if far else {rows: n // chains for rows, n in _PANELS_AT_ONCE.items() if n > chains}
 
     @property
     def group_columns(self) -> int:
         """Columns of the panels that are packed together."""
+        if self.widens:
+            return self.columns
         n = self.spec.n
         panels = min(self.group_panels, -(-n // self.columns)) if isinstance(n, int) else self.group_panels
         return 0 if self.spec.b_packed else panels * self.columns
@@ -223,12 +241,14 @@ class _Gemm(ProductDriver):
             self.frame.share(name, getattr(self, name))
         if self.writer.staged:
             self.frame.change("stage", alloca(self.kind.accumulator, self.rows * self.columns))
-        if self.packs_a or self.computed is not None or not self.spec.b_packed:
+        if self.packs_a or self.computed is not None or not self.spec.b_packed or self.widens:
             self.b_scratch = self.scratch()
         fits_l2 = ule(self.k * self.n, self.module.target.l2_bytes // size_bytes(self.element))
         self.block_tiles = select(fits_l2, _FEW_BLOCK_TILES, _BLOCK_TILES)
+        self.most_tiles: Count = _BLOCK_TILES
         if self.computed is not None:
             self.block_tiles = umin(self.block_tiles, self.computed.tiles)
+            self.most_tiles = min(_BLOCK_TILES, self.computed.tiles)
         self.pack_b = False
         if not self.spec.b_packed:
             self.pack_b = (not self.b_in_place) | uge(self.tiles.count, _PACK_TILES)
@@ -265,6 +285,11 @@ class _Gemm(ProductDriver):
                     self.skinny(few[0], a, b, c, first, stop)
                 else:
                     by_rows(few[1:])
+            elif self.widens:
+                if uge(self.tiles.count, self.widen_tiles):
+                    self.group(a, b, c, first, stop, part, wide=True)
+                else:
+                    self.group(a, b, c, first, stop, part)
             elif self.spec.b_packed:
                 self.group(a, b, c, first, stop, part)
             else:
@@ -279,8 +304,13 @@ class _Gemm(ProductDriver):
         by_rows(few if self.spec.b_packed or self.b_in_place else [])
 
     @inline
-    def group(self, a: ptr, b: ptr, c: ptr, first: Count, stop: Count, part: Part) -> None:
-        """All rows of panels first..stop: block by block of k, then of row tiles."""
+    def group(
+        self, a: ptr, b: ptr, c: ptr, first: Count, stop: Count, part: Part, wide: bool = False
+    ) -> None:
+        """All rows of panels first..stop: block by block of k, then of row tiles. `wide`: panels are widened
+        first.
+        """
+        block_tiles = self.most_tiles if wide else self.block_tiles
 
         def block(depth: Depth) -> None:
             panel_of_b = self.group_of_b(b, first, stop, depth)
@@ -290,10 +320,16 @@ class _Gemm(ProductDriver):
                 t0 = max(rows.start, part.start - before)
                 t1 = min(rows.stop, part.end - before)
                 if t0 < t1:
-                    self.panel(rows.tile_of_a, panel_of_b(j, form), c, j, form, t0, t1)
+                    stored = panel_of_b(j, form)
+                    if wide:
+                        count = depth.size * form.vectors
+                        call(panel_widener(self.stored), stored, self.b_scratch, count)
+                        self.panel(rows.tile_of_a, self.b_scratch, c, j, form, t0, t1, stored)
+                    else:
+                        self.panel(rows.tile_of_a, stored, c, j, form, t0, t1)
 
-            for tile in loop(part.low, part.high, self.block_tiles):
-                tile_stop = min(tile + self.block_tiles, part.high)
+            for tile in loop(part.low, part.high, block_tiles):
+                tile_stop = min(tile + block_tiles, part.high)
                 rows = RowBlock(tile, tile_stop, self.block_of_a(a, tile, tile_stop, depth))
                 self.each_panel(first, stop, rows, panel)
 
@@ -337,21 +373,36 @@ class _Gemm(ProductDriver):
 
     @inline
     def panel(
-        self, tile_of_a: TileOfA, b: ptr, c: ptr, j: Count, form: PanelForm, t0: Count, t1: Count
+        self,
+        tile_of_a: TileOfA,
+        b: ptr,
+        c: ptr,
+        j: Count,
+        form: PanelForm,
+        t0: Count,
+        t1: Count,
+        stored: ptr | None = None,
     ) -> None:
-        """Row tiles t0..t1 of panel j."""
+        """Row tiles t0..t1 of panel j; one that was widened is `stored` elsewhere."""
         tiles, column = self.tiles, j * self.columns
         line = gep(c, column, self.c_element)
-        heights = tiles.heights(self.rows)
+        heights, writer, source = tiles.heights(self.rows), self.writer, b
+        if stored is not None:
+            writer, source = self.wide_writer, stored
+            least = (self.rows * (self.widen_tiles - 1) + 1) // self.widen_tiles  # of balanced tiles
+            heights = [height for height in heights if height >= least]
         if heights:  # a matmul of no rows writes nothing
-            names = [self.writer.function(height, form.vectors, masked=form.masked) for height in heights]
+            names = [writer.function(height, form.vectors, masked=form.masked) for height in heights]
             low = self.tile_function(names, tiles.low - heights[0])
             high = self.tile_function(names, tiles.low + 1 - heights[0])
             for t in loop(t0, t1):
                 row = tiles.row(self.main, t)
                 function = select(ult(t, tiles.tall), high, low)
                 place = gep(line, row * self.c_row, self.c_element)
-                later = self.later_weights(b, t0, t, t1) if self.spec.b_packed else b
+                later = b
+                if self.spec.b_packed:
+                    ahead = self.later_weights(source, t0, t, t1, writer.pace)
+                    later = ahead if stored is None else select(ahead == source, b, ahead)
                 self.tile(function, tile_of_a(t, row), b, place, row, column, later)
 
     @inline
@@ -368,15 +419,17 @@ class _Gemm(ProductDriver):
         call(function, self.args, self.frame.pointer, a, b, c, row, column, later)
 
     @inline
-    def later_weights(self, panel: ptr, first: Count, tile: Count, stop: Count) -> ptr:
+    def later_weights(self, panel: ptr, first: Count, tile: Count, stop: Count, pace: int) -> ptr:
         """What tiles first..stop of a panel prefetch while they sum: the last few share the next panel, which
         is in L2 when its first tile comes. After the last panel come the weights of the next matmul. A tile
         that has a panel to itself waits for memory anyway, and prefetches nothing.
         """
         steps = self.padded_k // self.kind.group
-        parts = self.writer.step_bytes // self.writer.pace
+        parts = self.writer.step_bytes // pace
+        if self.spec.b_dtype is not None:  # a step may read a line and a half
+            parts = -(-self.writer.step_bytes // pace)
         part = tile - max(stop - parts, first)
-        offset = part * (steps * self.writer.pace) + self.panel_elements * size_bytes(self.element)
+        offset = part * (steps * pace) + self.panel_elements * size_bytes(self.stored.element)
         asks = (part >= 0) & (stop - first > 1)
         return select(asks, byte_at(panel, offset), panel)
 
@@ -450,7 +503,7 @@ class _Gemm(ProductDriver):
             return gep(b, j * self.panel_elements, self.element)
         if self.spec.b_packed:
             width = self.vectors if vectors is None else vectors
-            return gep(b, column * self.padded_k + k * (width * self.lanes), self.element)
+            return gep(b, column * self.padded_k + k * (width * self.lanes), self.stored.element)
         return gep(b, column * self.b_column + k * self.b_k, self.element)
 
     @inline

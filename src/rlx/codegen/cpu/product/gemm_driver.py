@@ -10,7 +10,7 @@ from rlx.codegen.cpu.primitives import MEMORY
 from rlx.codegen.cpu.product.gemm_cut import Count, Tiles, Units, part_window, share
 from rlx.codegen.cpu.product.gemm_end import Epilogue, Frame, TileEnd
 from rlx.codegen.cpu.product.gemm_rows import ComputedRows, Prologue, share_rows
-from rlx.codegen.cpu.product.microkernel import Kind
+from rlx.codegen.cpu.product.microkernel import HalfWeights, Kind
 from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.codegen.native.irtypes import size_bytes
 from rlx.codegen.native.notation import inline, write
@@ -48,6 +48,7 @@ class GemmSpec:
     b_packed: bool = False
     c_holds_sums: bool = False
     quads: QuadPanels | None = None
+    b_dtype: str | None = None  # of packed weights in 16 bits, which are widened to `dtype`
 
     @property
     def can_be_cut(self) -> bool:
@@ -124,6 +125,9 @@ class ProductDriver:
     ) -> None:
         self.module, self.name, self.call, self.spec, self.kind = module, name, call, call.spec, kind
         self.element, self.lanes, self.rows, self.columns = kind.element, kind.lanes, rows, columns
+        self.stored = kind  # how B is read where it is stored
+        if call.spec.b_dtype is not None:
+            self.stored = HalfWeights(MEMORY[call.spec.b_dtype], kind.accumulator, 1, kind.lanes)
         self.c_element = MEMORY[call.spec.c_dtype]
         self.main = module.function(name, KERNEL_ARGS)
         batch_axes = len(call.spec.batch)
@@ -211,8 +215,12 @@ class ProductDriver:
     @property
     def few_weights(self) -> bool:
         """Whether all panels of packed weights stay in the L2 of every core."""
-        spec, room = self.spec, self.module.target.l2_bytes // 4
-        return spec.b_packed and int(spec.k) * int(spec.n) * size_bytes(self.element) <= room
+        return self.spec.b_packed and self.weight_bytes <= self.module.target.l2_bytes // 4
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of packed weights."""
+        return int(self.spec.k) * int(self.spec.n) * size_bytes(self.stored.element)
 
     @inline
     def scratch(self) -> ptr:
@@ -234,5 +242,5 @@ class ProductDriver:
             self.frame.change(f"batch{axis}", place)
             offsets = [o + place * self.size(own[axis]) for o, own in zip(offsets, strides, strict=True)]
             rest = outer
-        elements = (self.element, self.element, self.c_element)
+        elements = (self.element, self.stored.element, self.c_element)
         return [gep(b, o, e) for b, o, e in zip(bases, offsets, elements, strict=True)]

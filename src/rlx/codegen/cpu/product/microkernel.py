@@ -107,6 +107,18 @@ class Kind:
 
 
 @dataclass(frozen=True)
+class HalfWeights(Kind):
+    """B of 16-bit floats, widened as they are read; A is as wide as the sums."""
+
+    @property
+    def row_element(self) -> str:
+        return self.accumulator
+
+    def read_a(self, f: Function, place: Value, count: int) -> Value:
+        return f.splat(f.load(self.row_element, place), self.lanes)
+
+
+@dataclass(frozen=True)
 class Bf16Pairs(Kind):
     """Two k at a time by the bf16 dot product."""
 

@@ -16,6 +16,7 @@ from rlx.codegen.native.irtext import Value, constant, vector
 from rlx.codegen.native.irtypes import size_bytes
 from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import (
+    builder,
     gep,
     i64,
     insert,
@@ -257,6 +258,19 @@ class _PanelPacker:
                 self.put(transpose(loaded), panel, unit, self.columns * group)
         else:
             self.pack_elements(places, panel, units)
+
+
+def panel_widener(kind: Kind) -> str:
+    """Name of a function that widens a panel of weights of 16 bits: `widen_panel`."""
+    return widen_panel.written(f"rlx.widen.{kind.element}.{kind.lanes}", kind=kind)
+
+
+@native(internal=True, noinline=True)
+def widen_panel(source: noalias, to: noalias, vectors: i64, *, kind: Kind) -> None:
+    """Write the vectors of a panel as they are multiplied."""
+    for n in loop(vectors):
+        place = gep(source, n * kind.lanes, kind.element)
+        store(kind.read_b(builder(), place, None), gep(to, n * kind.lanes, kind.accumulator))
 
 
 def interleaved(rows: list[Value]) -> Value:
