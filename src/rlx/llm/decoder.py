@@ -22,7 +22,6 @@ from rlx.llm.operands import (
     expert_parts,
     matrix_parts,
     plain_part,
-    row_parts,
     stored_bits,
 )
 from rlx.llm.tensors import Entry, Tensors
@@ -136,7 +135,7 @@ class _Decoder:
         if entry.format.decode is None:
             x = ops.embedding(self.numbers(entry), tokens)
         else:
-            x = self.rows_of_groups(entry, tokens)
+            x = ops.embedding(ops.transpose(self.codes(entry)), tokens)
         if config.embedding_scale != 1:
             x = x * config.embedding_scale
         if "position_embd.weight" in self.tensors:
@@ -150,29 +149,19 @@ class _Decoder:
         made: Node = ops.slice_axis(table, 0, self.past, self.new)
         return made
 
-    def rows_of_groups(self, entry: Entry, tokens: Node) -> Node:
-        columns, group = self.config.width, entry.format.group
-        parts = []
-        for part in row_parts(entry):
-            rows = ops.cast(ops.embedding(self.param(part), tokens), "f32")
-            size = group if int(rows.shape[1]) == columns else 1
-            parts.append(ops.reshape(rows, (self.new, columns // group, size)))
-        codes, scales, *least = parts
-        x = codes * scales
-        x = x + least[0] if least else x
-        made: Node = ops.reshape(x, (self.new, columns))
-        return made
-
     def product(self, x: Node, entry: Entry) -> Node:
         """x @ matrix, whatever the matrix is stored as."""
         if entry.format.decode is None:
             matrix = self.numbers(entry)
             made: Node = ops.matmul(x, matrix if self.config.columns_first else ops.transpose(matrix))
             return made
+        made = ops.matmul(x, self.codes(entry))
+        return made
+
+    def codes(self, entry: Entry) -> Node:
+        """A matrix [in, out] of small integers with factors."""
         parts = [self.param(part) for part in matrix_parts(entry)]
-        made = ops.matmul(
-            x, ops.dequantize_groups(*parts, bits=stored_bits(entry.format), group=entry.format.group)
-        )
+        made: Node = ops.dequantize_groups(*parts, bits=stored_bits(entry.format), group=entry.format.group)
         return made
 
     def linear(self, x: Node, name: str, columns: int) -> Node:

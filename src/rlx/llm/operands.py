@@ -64,21 +64,6 @@ def _parts(entry: Entry, convert: Convert, about: About) -> list[Part]:
     ]
 
 
-def row_parts(entry: Entry) -> list[Part]:
-    """Codes, scales and perhaps minimums of a table whose rows are looked up."""
-    rows, columns = entry.shape
-    groups = (rows, columns // entry.format.group)
-    about: About = [(".rows", (rows, columns), "i8"), (".rows.scales", groups, "f32")]
-    if entry.format.minimums:
-        about.append((".rows.minimums", groups, "f32"))
-    return _parts(entry, _rows, about)
-
-
-def _rows(format: Format, groups: Groups) -> list[Array]:
-    found = [groups.codes, groups.scales]
-    return found if groups.minimums is None else [*found, groups.minimums]
-
-
 def stored_bits(format: Format) -> int:
     """Bits of a code in the storage that matmuls read: 4 or 8."""
     return 4 if format.bits <= 4 else 8

@@ -203,7 +203,7 @@ from rlx.ops.signal.mel import log_mel, log_mel_backward, mel_filter_bank, mel_w
 from rlx.ops.signal.stft import istft, stft, stft_pairs
 from rlx.ops.signal.tapers import blackman_window, get_window, hamming_window, hann_window, kaiser_window
 from rlx.ops.signal.welch import spectral_peaks, welch, welch_peaks
-from rlx.ops.storage import packing, quads, sparse, winograd  # noqa: F401
+from rlx.ops.storage import columns, packing, quads, sparse, winograd  # noqa: F401
 
 
 @of_one

@@ -10,7 +10,9 @@ from rlx.ir.weights import weight_ids
 from rlx.kernel.panels import QuantLayout
 from rlx.ops.math.contract import dot_general
 from rlx.ops.math.elementwise import cast
+from rlx.ops.storage.columns import gather_stored
 from rlx.ops.storage.packing import read_as, store_as
+from rlx.rewrite.weight_layout import is_row_gather, turned
 
 
 def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
@@ -18,7 +20,7 @@ def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
     contraction, dequantize = get_op("dot_general"), get_op("dequantize_groups")
     if not any(node.op is dequantize for node in graph.nodes):
         return graph
-    fixed = weight_ids(graph)
+    fixed, gathering = weight_ids(graph), get_op("gather")
     packed: dict[int, Node] = {}
 
     def weights_of(node: Node) -> Node | None:
@@ -37,19 +39,42 @@ def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
             or a.id in fixed
         ):
             return None
-        fits = b.attrs["bits"] in (4, 8) and b.attrs["group"] % 8 == 0
-        return b if fits and node.dtype is F32 and a.dtype is F32 else None
+        return b if can_be_stored(b) and node.dtype is F32 and a.dtype is F32 else None
+
+    def table_of(node: Node) -> Node | None:
+        """The quantised matrix whose columns are the rows that a gather gives."""
+        if not is_row_gather(node, gathering) or node.id in fixed:
+            return None
+        table = node.operands[0]
+        id, axis = turned(table, 0)
+        b = graph.nodes[id]
+        fits = b.op is dequantize and axis == 1 and b.id in fixed and b.tensor.is_static
+        return b if fits and can_be_stored(b) else None
 
     def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
-        b = weights_of(node)
-        if b is None:
+        made: Node
+        b, table = weights_of(node), table_of(node)
+        if b is not None:
+            if b.id not in packed:
+                packed[b.id] = _stored(operands[1], lanes)
+            made = dot_general(operands[0], packed[b.id], (node.attrs["lhs_contract"], (0,)))
+            return made
+        if table is None:
             return None
-        if b.id not in packed:
-            packed[b.id] = _stored(operands[1], lanes)
-        made: Node = dot_general(operands[0], packed[b.id], (node.attrs["lhs_contract"], (0,)))
+        if table.id not in packed:
+            packed[table.id] = _stored(operands[0].operands[0], lanes)
+        parts = packed[table.id].operands
+        layouts = tuple(part.attrs["layout"] for part in parts)
+        group = table.attrs["group"]
+        made = gather_stored(parts[0].operands[0], operands[1], layouts=layouts, group=group)
         return made
 
     return rewrite(graph, visit)
+
+
+def can_be_stored(matrix: Node) -> bool:
+    """Whether kernels read such codes."""
+    return matrix.attrs["bits"] in (4, 8) and matrix.attrs["group"] % 8 == 0
 
 
 def _stored(matrix: Node, lanes: int) -> Node:

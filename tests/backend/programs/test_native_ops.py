@@ -22,6 +22,7 @@ HOST_REASONS = (
     "a Fourier transform of",
     "can only be read by matmuls",
     "template 'store_as'",
+    "cannot read the layout",  # of another target
 )
 
 

@@ -8,6 +8,7 @@ from rlx.codegen.cpu.attention.paged import emit_paged_attention
 from rlx.codegen.cpu.frame import Slot
 from rlx.codegen.cpu.kernels import EmittedKernel
 from rlx.codegen.cpu.nonzero import emit_nonzero
+from rlx.codegen.cpu.product.columns import emit_gather_stored
 from rlx.codegen.cpu.product.experts import emit_expert_matmul
 from rlx.codegen.native.irtext import Module
 from rlx.errors import UnsupportedError
@@ -15,6 +16,7 @@ from rlx.kernel.form import Template
 
 KINDS: dict[str, Callable[..., EmittedKernel]] = {
     "expert_matmul": emit_expert_matmul,
+    "gather_stored": emit_gather_stored,
     "nonzero": emit_nonzero,
     "paged_attention": emit_paged_attention,
 }

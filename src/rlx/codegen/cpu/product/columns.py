@@ -1,0 +1,182 @@
+"""Rows of a table that a matmul reads as columns (`rlx.ops.storage.columns`).
+
+Elements of a column are a row of a panel apart, so each is read for itself. Threads share pieces of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from rlx.codegen.cpu.expression import ERROR_INDEX
+from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, kernel, product, unflatten
+from rlx.codegen.cpu.primitives import MEMORY
+from rlx.codegen.cpu.product.packing import own_panels
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import (
+    Int,
+    builder,
+    byte_at,
+    float32,
+    fpext,
+    gep,
+    i8,
+    i32,
+    i64,
+    load,
+    loop,
+    lshr,
+    ptr,
+    select,
+    sext,
+    sitofp,
+    store,
+    udiv,
+    ult,
+    umin,
+    urem,
+    zext,
+)
+from rlx.errors import UnsupportedError
+from rlx.kernel.layout import Layout
+from rlx.kernel.panels import Panels, QuantLayout, quantised_of
+from rlx.records import dataclass
+from rlx.target.cpu import Target
+
+if TYPE_CHECKING:
+    from rlx.kernel.form import Template
+
+PIECE = 32  # elements of a row that a thread takes at a time
+STORED, INDICES = range(2)
+
+
+@kernel
+def emit_gather_stored(frame: KernelFrame, form: Template) -> EmittedKernel:
+    """Write the kernel."""
+    config = dict(form.config)
+    stored = frame.inputs[STORED].dtype.name
+    source = source_of(config["layouts"], config["group"], stored, frame.module.target)
+    sizes = frame.sizes(frame.inputs[INDICES].shape)
+    pieces = -(-source.k // source.piece)
+    low, high = cast("tuple[Int, Int]", frame.share(product(sizes) * pieces))
+    result = frame.result(0)
+    for unit in loop(low, high):
+        row, first = udiv(unit, pieces), urem(unit, pieces) * source.piece
+        place = gep(result, row * source.k + first, float32)
+        chosen = index_of(frame, row, sizes)
+        found = select(chosen < 0, chosen + source.n, chosen)
+        if ult(found, source.n):
+            source.copy(frame.start(STORED), found, first, place)
+        else:
+            store(i64(ERROR_INDEX), frame.error)
+    return frame.finish()
+
+
+@inline
+def index_of(frame: KernelFrame, row: Int, sizes: Sequence[Int]) -> i64:
+    """The number that a row has as its index."""
+    slot, flat = frame.inputs[INDICES], i64(0)
+    for i, step in zip(unflatten(builder(), row, sizes), slot.steps, strict=True):
+        flat += i * frame.size(step)
+    element = MEMORY[slot.dtype.name]
+    found = load(element, gep(frame.start(INDICES), flat, element))
+    if element == "i64":
+        return cast("i64", found)
+    return sext(found, i64) if slot.dtype.is_signed else zext(found, i64)
+
+
+def source_of(
+    layouts: tuple[Layout, ...], group: int, stored: str, target: Target
+) -> PlainColumns | CodedColumns:
+    """How columns are read from the panels of matmuls of f32."""
+    if len(layouts) == 1:
+        panels = own_panels(layouts[0], target, "f32")
+        if panels is not None and stored in ("f32", "f16", "bf16"):
+            return PlainColumns(panels, MEMORY[stored])
+    else:
+        coded = quantised_of(layouts, group, target.lanes("f32"))
+        if coded is not None:
+            return CodedColumns(coded)
+    named = ", ".join(str(own) for own in layouts)
+    raise UnsupportedError(f"kernels for {target.name} cannot read the layout {named}")
+
+
+@dataclass(frozen=True)
+class PlainColumns:
+    """Columns of panels of numbers; panels of f32 take k one by one."""
+
+    panels: Panels
+    element: str
+
+    @property
+    def piece(self) -> int:
+        return PIECE
+
+    @property
+    def k(self) -> int:
+        return self.panels.k
+
+    @property
+    def n(self) -> int:
+        return self.panels.n
+
+    @inline
+    def copy(self, start: ptr, column: i64, first: Int, to: ptr) -> None:
+        """A piece of a column from row `first` on; the last panel is narrower."""
+        panels = self.panels
+        number = udiv(column, panels.columns)
+        before = number * panels.columns
+        width = select(ult(number, panels.full), panels.columns, panels.tail)
+        panel = gep(start, before * panels.k + (column - before), self.element)
+        for i in loop(umin(i64(panels.k) - first, self.piece)):
+            found = load(self.element, gep(panel, (first + i) * width, self.element))
+            wide = found if self.element == "float" else fpext(found, "float")
+            store(wide, gep(to, i, float32))
+
+
+@dataclass(frozen=True)
+class CodedColumns:
+    """Columns of panels of codes; a piece is a group."""
+
+    layout: QuantLayout
+
+    @property
+    def k(self) -> int:
+        return self.layout.k
+
+    @property
+    def n(self) -> int:
+        return self.layout.n
+
+    @property
+    def piece(self) -> int:
+        return self.layout.group
+
+    @inline
+    def factor(self, group: ptr, place: i64, offset: int) -> float32:
+        """The scale (or zero, at its offset) of a column in a group."""
+        element = MEMORY[self.layout.scale]
+        found = load(element, gep(byte_at(group, offset), place, element))
+        return cast("float32", found if element == "float" else fpext(found, "float"))
+
+    @inline
+    def copy(self, start: ptr, column: i64, first: Int, to: ptr) -> None:
+        """The numbers (code - zero) * scale of a group of a column, as f32."""
+        layout = self.layout
+        number = udiv(column, layout.columns)
+        place = column - number * layout.columns
+        at = number * layout.panel_bytes + udiv(first, layout.group) * layout.group_bytes
+        group = byte_at(start, at)
+        scale = self.factor(group, place, 0)
+        codes = byte_at(group, layout.codes_start)
+        for i in loop(umin(i64(layout.k) - first, layout.group)):
+            if layout.bits == 8:
+                code = sext(load(i8, gep(codes, i * layout.columns + place, i8)), i32)
+            else:  # a word has eight k, the even ones in its low half
+                word = load(i32, gep(codes, lshr(i, 3) * layout.columns + place, i32))
+                inside = (lshr(i, 1) & 3) * 4 + (i & 1) * 16
+                code = (lshr(word, builder().trunc(inside, "i32")) & 15) - 8
+            level = sitofp(code, "float")
+            if layout.zeros:
+                level = level - self.factor(group, place, layout.factors_bytes)
+            store(level * scale, gep(to, i, float32))

@@ -1,0 +1,107 @@
+"""Rows of a table that is stored as a matmul reads it: the table is the transposed matrix, stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import DTypeError, ShapeError
+from rlx.ir.attr import Attr, integer, tuple_of
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import F32
+from rlx.ir.graph import Node
+from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.types import TensorType
+from rlx.kernel.form import Form, Template
+from rlx.kernel.layout import Layout
+from rlx.kernel.layout import layout as layout_kind
+from rlx.kernel.panels import Panels, QuantLayout
+from rlx.ops.array.addressing import checked
+from rlx.ops.array.gather import gather
+from rlx.ops.array.shape import transpose
+from rlx.ops.math.elementwise import cast
+from rlx.ops.quant.groups import _dequantize_groups
+from rlx.ops.rules import is_integer, lift_all, need_dtype
+from rlx.ops.storage.packing import read_as
+
+_READ: Any = read_as  # ops are objects, which the rules of others are called on
+_DECODE: Any = _dequantize_groups
+
+
+@declare
+class gather_stored(Op):
+    """Columns of a matrix [k, n], chosen by indices, as rows of f32: [..., k].
+
+    `layouts` say how the matrix is stored: one of its elements, or one each of codes, scales and (perhaps)
+    zeros, for each `group` of k. An index out of range is an error when the program runs.
+    """
+
+    name = "gather_stored"
+    arity = 2
+    storage = True
+    attrs = {"layouts": Attr(tuple_of(layout_kind)), "group": Attr(integer, 0)}
+    not_differentiable = "it is made of weights after gradients are"
+
+    def infer(
+        self, stored: TensorType, indices: TensorType, *, layouts: tuple[Layout, ...], group: int
+    ) -> TensorType:
+        need_dtype(self.name, indices, is_integer)
+        parts = [_READ.infer(stored, layout=own) for own in layouts]
+        if not parts or any(t.rank != 2 for t in parts):
+            raise ShapeError(f"{self.name}: {stored} does not hold one matrix")
+        if len(parts) > 1:
+            matrix = _DECODE.infer(*parts, bits=8, group=group)
+        else:
+            (matrix,) = parts
+            if not matrix.dtype.is_float:
+                raise DTypeError(f"{self.name}: {matrix} is no matrix of real numbers")
+        return TensorType(F32, (*indices.shape, matrix.shape[0]))
+
+    def ref(
+        self, stored: np.ndarray, indices: np.ndarray, *, layouts: tuple[Layout, ...], group: int
+    ) -> np.ndarray:
+        parts = [own.unpack(stored) for own in layouts]
+        matrix: np.ndarray = parts[0] if len(parts) == 1 else _DECODE.ref(*parts, bits=8, group=group)
+        rows: np.ndarray = matrix.T[checked(self.name, indices, matrix.shape[1])]
+        return rows.astype(np.float32)
+
+    def batch(self, flags: Sequence[bool], *operands: Node, layouts: tuple[Layout, ...], group: int) -> Node:
+        made: Node
+        if not flags[0]:
+            made = self(*operands, layouts=layouts, group=group)
+            return made
+        stored, indices = lift_all(flags, operands)
+        parts = [_READ(stored, layout=own) for own in layouts]
+        matrix = parts[0] if len(parts) == 1 else _DECODE(*parts, bits=8, group=group)
+        made = cast(gather(transpose(matrix, (0, 2, 1)), indices, axis=1, batch_dims=1), dtype=F32)
+        return made
+
+    def lower(
+        self, stored: TensorType, indices: TensorType, *, layouts: tuple[Layout, ...], group: int
+    ) -> Form:
+        return Template(self.name, (("layouts", layouts), ("group", group)))
+
+    def cost(
+        self, stored: TensorType, indices: TensorType, *, layouts: tuple[Layout, ...], group: int
+    ) -> Dim:
+        return 4 * self.infer(stored, indices, layouts=layouts, group=group).numel
+
+    def samples(self) -> list[Sample]:
+        def one(nbytes: int, at: object, layouts: tuple[Layout, ...], kind: str, group: int = 0) -> Sample:
+            stored = Arg(f"{kind}[{nbytes}]", *((0, 63) if kind == "u8" else ()))
+            return Sample((stored, at), {"layouts": layouts, "group": group}, grad=False)  # type: ignore[arg-type]
+
+        wide, odd = Panels(5, 50, 48, 16), Panels(7, 9, 4, 2, 2)
+        coded = QuantLayout(40, 9, bits=4, group=16, lanes=4)
+        bytes_ = QuantLayout(16, 20, bits=8, group=8, lanes=8, scale="f16", zeros=True)
+        some = np.array([[0, 8], [-9, -1]])
+        return [
+            one(wide.elements, np.array([0, 49, 47, -1], np.int32), (wide.layout,), "f32"),
+            one(odd.elements, some, (odd.layout,), "f16"),
+            one(odd.elements, Arg("i64[n]", 0, 8), (odd.layout,), "bf16"),
+            one(coded.nbytes, some, coded.layouts, "u8", 16),
+            one(bytes_.nbytes, np.array(19), bytes_.layouts, "u8", 8),
+            one(bytes_.nbytes, np.zeros((0, 2), np.int64), bytes_.layouts, "u8", 8),
+        ]
