@@ -33,7 +33,8 @@ if path == "-":
     program = rlx.compile(g)
 else:
     program = rlx.load(path)
-program.run({"x": np.zeros(program.inputs[0].shape, np.float32)})
+if mode != "load":
+    program.run({"x": np.zeros(program.inputs[0].shape, np.float32)})
 wait_until_stored()
 if mode == "wait":
     print("ready", flush=True)
@@ -98,6 +99,30 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return path
 
     return make
+
+
+def resident(path: str, cache: Path) -> int:
+    """The resident memory of a process that has loaded a model, and not run it."""
+    child = start(path, "load", cache)
+    told, _ = child.communicate()
+    assert child.returncode == 0
+    return int(json.loads(told.splitlines()[-1])["VmRSS"])
+
+
+@pytest.mark.parametrize("stored", ["cache", "file"])
+def test_loading_reads_no_weight(stored: str, models: Callable[[str], Path], tmp_path: Path) -> None:
+    """Weights are compared with their digest by the first load of a file; the next one maps them."""
+    import rlx
+
+    path, file, cache = models("f32"), tmp_path / "f32.rlx", tmp_path / "cache"
+    if stored == "file":
+        rlx.load(path, cache=False, threads=1).save(file)
+    else:
+        file = path
+        resident(str(file), cache)
+    first, later = resident(str(file), cache), resident(str(file), cache)
+    assert later < first - 0.9 * path.stat().st_size
+    assert resident(str(file), cache) < later + 0.1 * path.stat().st_size
 
 
 @pytest.mark.parametrize("kind", ["f32", "int4"])

@@ -12,8 +12,8 @@ that this user has signed:
 - a file without a variant for this machine and this version of the generator is compiled from its graph.
 
 A signature covers plan, code, source, all tables of the header and the SHA-256 of the weights. That digest is
-compared with the weights when a file is first loaded, by `trust` and by `verify`; later loads of the same
-file compare sums of its pages, which find accidents.
+compared with the weights when a file is first loaded, by `trust` and by `verify`. Later loads of the same
+file, as its size and times tell, read no weight: pages come from the file when kernels need them.
 """
 
 from __future__ import annotations
@@ -120,14 +120,16 @@ class Artifact:
         return self.targets
 
     def _check_weights(self, number: int, streamed: bool) -> None:
-        """The weights of a signed variant: against the digest that was signed, the first time that this user
-        loads the file as it is; then, and in a folder that is RLX's own, against accidents."""
-        known = repr(self.container.status).encode() + self._signed(number)
-        if self.container.is_own or is_noted(self.container.path, known):
+        """The weights of a signed variant, the first time that this user loads the file as it is: against the
+        digest that was signed, or in a folder that is RLX's own against accidents. Later loads read none."""
+        known = repr(self.container.state).encode() + self._signed(number)
+        if is_noted(self.container.path, known):
+            return
+        if self.container.is_own:
             self.container.check_arrays(mapped=not streamed)
         else:
             self.container.check_weights(mapped=not streamed)
-            note(self.container.path, known)
+        note(self.container.path, known)
 
     # -- graphs and values
 

@@ -108,6 +108,12 @@ class Container(File):
             return _held(self._file, self._first, self._size - self._first)
 
     @property
+    def state(self) -> tuple[object, ...]:
+        """What changes when somebody writes to the file. RLX's own are touched, which changes other times."""
+        assert self.status is not None
+        return self.status[:4] if self.is_own else self.status
+
+    @property
     def is_guarded(self) -> bool:
         """Whether arrays are mapped from a file that somebody may cut."""
         return self._guarded is not None

@@ -56,7 +56,8 @@ class ProgramStore:
         if not all(list(identity(name) or ()) == known for name, *known in _listed(found)):
             return None
         try:
-            os.utime(path)  # the entries used least recently go first
+            # The entries used least recently go first; when they were written stays.
+            os.utime(path, ns=(time.time_ns(), os.stat(path).st_mtime_ns))
         except OSError:
             pass
         return found
@@ -140,7 +141,9 @@ class ProgramStore:
                 found.append((path, path.stat()))
             except OSError:
                 continue
-        return sorted(found, key=lambda entry: (entry[1].st_mtime_ns, entry[0].name))
+        return sorted(
+            found, key=lambda entry: (max(entry[1].st_atime_ns, entry[1].st_mtime_ns), entry[0].name)
+        )
 
     def _evict(self) -> None:
         entries = self._entries()
