@@ -149,8 +149,11 @@ class QuantLayout:
     lanes: int
     scale: str = "f32"
     zeros: bool = False
+    zero: str = ""  # dtype of zeros, where it is another than that of scales
 
     def __post_init__(self) -> None:
+        if self.zero == self.scale:
+            object.__setattr__(self, "zero", "")  # equal layouts are equal
         if self.bits not in (4, 8):
             raise ShapeError(f"quantised weights have 4 or 8 bits, not {self.bits}")
         if self.group < 8 or self.group % 8:
@@ -176,12 +179,14 @@ class QuantLayout:
 
     @property
     def factors_bytes(self) -> int:
-        """Bytes of the scales, and of the zeros, of a group."""
+        """Bytes of the scales of a group, which come first."""
         return self.columns * _SCALE_BYTES[self.scale]
 
     @property
     def codes_start(self) -> int:
-        return self.factors_bytes * (1 + self.zeros)
+        return self.factors_bytes + (
+            self.columns * _SCALE_BYTES[self.zero or self.scale] if self.zeros else 0
+        )
 
     @property
     def group_bytes(self) -> int:
@@ -235,12 +240,12 @@ def quantised_of(layouts: Sequence[Layout], group: int, lanes: int) -> QuantLayo
     names = ["" if own.packed is None else own.packed.name for own in layouts]
     sizes = layouts[0].sizes if layouts else ()
     known = [bits for bits, name in _CODES.items() if name in names[:1]]
-    if not known or len(names) not in (2, 3) or names[1] not in _SCALE_BYTES:
+    if not known or len(names) not in (2, 3) or not all(name in _SCALE_BYTES for name in names[1:]):
         return None
     if len(sizes) != 2 or group < 8 or group % 8:
         return None
     k, n = (size or 0 for size in sizes)
-    found = QuantLayout(k, n, known[0], group, lanes, names[1], len(names) == 3)
+    found = QuantLayout(k, n, known[0], group, lanes, names[1], len(names) == 3, zero=names[-1])
     return found if found.layouts == tuple(layouts) else None
 
 
@@ -386,7 +391,7 @@ def _blocks(b: ChannelBlocks) -> Layout:
 
 @lru_cache(1024)
 def _quantised(q: QuantLayout) -> tuple[Layout, ...]:
-    codes, scale = ELEMENTS[_CODES[q.bits]], ELEMENTS[q.scale]
+    codes, scale, zero = (ELEMENTS[name] for name in (_CODES[q.bits], q.scale, q.zero or q.scale))
     inside = ((q.group // 8, q.columns * 8), (4, 1), (2, 4)) if q.bits == 4 else ((q.group, q.columns),)
 
     def part(
@@ -402,5 +407,6 @@ def _quantised(q: QuantLayout) -> tuple[Layout, ...]:
         boxes = (Box((down, across), far(start)),) if q.nbytes else ()
         return Layout(((rows,), (q.n,)), (q.nbytes,), boxes, element)
 
-    factors = [part(scale, q.groups, i * q.factors_bytes, (), 1) for i in range(1 + q.zeros)]
+    factors = [part(scale, q.groups, 0, (), 1)]
+    factors += [part(zero, q.groups, q.factors_bytes, (), 1)] if q.zeros else []
     return part(codes, q.k, q.codes_start, inside, 8 if q.bits == 4 else 1), *factors

@@ -73,8 +73,7 @@ def matrix_parts(entry: Entry) -> list[Part]:
     """The operands of `ops.dequantize_groups` for a matrix: codes [in, out], scales, perhaps zero points."""
     out, size = entry.shape
     groups, format = (size // entry.format.group, out), entry.format
-    half = format.halves and not format.minimums
-    about: About = [("", (size, out), "i8"), (".scales", groups, "f16" if half else "f32")]
+    about: About = [("", (size, out), "i8"), (".scales", groups, "f16" if format.halves else "f32")]
     if format.minimums:
         about.append((".zeros", groups, "f32"))
     return _parts(entry, operands_of, about)
@@ -107,7 +106,7 @@ def _centred(format: Format, groups: Groups) -> list[Array]:
     centred = codes - np.int8(middle)
     if flat.any():
         centred[np.repeat(flat, groups.group, axis=-1)] = 0
-    return [centred, factors, zeros]
+    return [centred, factors.astype(np.float16) if format.halves else factors, zeros]
 
 
 # -- experts
@@ -125,7 +124,7 @@ def expert_parts(entry: Entry) -> list[Part]:
         return [plain_part(entry)]
     *lead, size = entry.shape
     is_byte = expert_coding(format) == "i8"
-    half = "bf16" if format.e2m1 else "f16" if format.halves and not format.minimums else "f32"
+    half = "bf16" if format.e2m1 else "f16" if format.halves else "f32"
     about: About = [
         ("", (*lead, size if is_byte else size // 2), "i8" if is_byte else "u8"),
         (".scales", (*lead, size // format.group), half),

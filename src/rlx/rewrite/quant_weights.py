@@ -81,13 +81,12 @@ def _stored(matrix: Node, lanes: int) -> Node:
     """The same matrix, of codes, scales and zeros that share the storage that kernels read."""
     codes, *factors = matrix.operands
     k, n = map(int, codes.shape)
-    scale = F16 if all(f.dtype is F16 for f in factors) else F32
+    kinds = [F16 if f.dtype is F16 else F32 for f in factors]
     bits, group = matrix.attrs["bits"], matrix.attrs["group"]
-    layouts = QuantLayout(k, n, bits, group, lanes, scale.name, len(factors) == 2).layouts
+    names = [kind.name for kind in kinds]
+    layouts = QuantLayout(k, n, bits, group, lanes, names[0], len(names) == 2, zero=names[-1]).layouts
     stored = store_as(codes, layout=layouts[0])
-    for factor, layout in zip(factors, layouts[1:], strict=True):
-        stored = store_as(
-            factor if factor.dtype is scale else cast(factor, dtype=scale), stored, layout=layout
-        )
+    for factor, kind, layout in zip(factors, kinds, layouts[1:], strict=True):
+        stored = store_as(factor if factor.dtype is kind else cast(factor, dtype=kind), stored, layout=layout)
     made: Node = matrix.op(*[read_as(stored, layout=own) for own in layouts], **matrix.attrs)
     return made

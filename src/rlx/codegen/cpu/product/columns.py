@@ -155,7 +155,8 @@ class CodedColumns:
     @inline
     def factor(self, group: ptr, place: i64, offset: int) -> float32:
         """The scale (or zero, at its offset) of a column in a group."""
-        element = MEMORY[self.layout.scale]
+        layout = self.layout
+        element = MEMORY[layout.zero or layout.scale if offset else layout.scale]
         found = load(element, gep(byte_at(group, offset), place, element))
         return cast("float32", found if element == "float" else fpext(found, "float"))
 

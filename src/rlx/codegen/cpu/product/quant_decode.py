@@ -9,6 +9,7 @@ import numpy as np
 from rlx.codegen.cpu.primitives import MEMORY
 from rlx.codegen.native import twins
 from rlx.codegen.native.irtext import Value, constant, lanes_of, vector
+from rlx.codegen.native.irtypes import size_bytes
 from rlx.codegen.native.notation import inline
 from rlx.codegen.native.words import (
     Word,
@@ -33,7 +34,7 @@ from rlx.codegen.native.words import (
     splat,
     store,
 )
-from rlx.kernel.panels import PANEL_VECTORS, QuantLayout
+from rlx.kernel.panels import QuantLayout
 from rlx.records import dataclass
 
 
@@ -159,7 +160,7 @@ def _bf16_bits(value: int) -> int:
 @inline
 def factor(layout: QuantLayout, start: ptr, j: int, offset: int) -> Word:
     """Scales (or zeros, at their offset) of one vector of a group, as f32."""
-    element = MEMORY[layout.scale]
-    place = byte_at(start, offset + j * layout.factors_bytes // PANEL_VECTORS)
+    element = MEMORY[layout.zero or layout.scale if offset else layout.scale]
+    place = byte_at(start, offset + j * layout.lanes * size_bytes(element))
     loaded = load(vector(element, layout.lanes), place)
     return fpext(loaded, "float") if element == "half" else loaded
