@@ -21,6 +21,7 @@ from rlx.serve.job import Job, Waiting
 from rlx.serve.metrics import Metrics
 from rlx.serve.refusal import Json, Refusal
 from rlx.serve.requests import (
+    SCHEMA,
     Asked,
     Served,
     embedding_value,
@@ -84,7 +85,7 @@ class Endpoints:
             request = Request(
                 tokens, asked.max_tokens, asked.sampling, asked.stop, asked.schema, asked.logprobs
             )
-            with _clients_mistake("response_format"):  # all else was checked
+            with _clients_mistake(SCHEMA):  # all else was checked
                 return self.engine.submit(request, deliver)
 
         with ExitStack() as stack:

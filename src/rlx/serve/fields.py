@@ -83,13 +83,15 @@ class Fields:
             ) from None
         return value
 
-    def texts(self, name: str, most: int) -> tuple[str, ...]:
-        """One text, or a list of them."""
+    def texts(self, name: str, most: int, longest: int) -> tuple[str, ...]:
+        """One text, or a list of at most so many, each of at most so many characters."""
         value = self.given(name)
         given = [] if value is None else value if isinstance(value, list) else [value]
         found = [self.encodable(name, one) for one in given if isinstance(one, str)]
         if len(given) > most or len(found) < len(given):
             self.wrong(name, f"a text or a list of at most {most} texts")
+        if any(len(one) > longest for one in found):
+            self.wrong(name, f"texts of at most {longest} characters")
         return tuple(found)
 
     def flag(self, name: str) -> bool:

@@ -12,8 +12,10 @@ from starlette.requests import Request as HttpRequest
 
 from rlx import progress
 from rlx.llm.batching.sequence import Deliver, Generation, Piece
+from rlx.llm.schema import SchemaError
 from rlx.serve.metrics import Metrics
 from rlx.serve.refusal import Refusal
+from rlx.serve.requests import SCHEMA
 
 T = TypeVar("T")
 
@@ -97,6 +99,8 @@ class Job:
         if self.generation.finish_reason == "cancelled":
             return Refusal(503, "the server stops; the answer was not finished", code="stopping")
         error = self.generation.error
+        if isinstance(error, SchemaError):
+            return Refusal(400, f"{SCHEMA}: {error}", param=SCHEMA)
         logging.getLogger(progress.NAME).error("the engine failed: %s", error, exc_info=error)
         return Refusal(500, "the engine failed; the server's log says why")
 

@@ -20,7 +20,10 @@ from rlx.records import dataclass
 from rlx.serve.fields import Fields
 from rlx.serve.refusal import Refusal
 
+SCHEMA = "response_format"
+"""The field that has the schema of an answer."""
 _MOST_STOPS = 16
+_LONGEST_STOP = 1000  # characters
 _MOST_TOP = 20  # tokens whose chances may be asked for
 _MOST_INPUTS = 2048  # texts of one request for embeddings
 _SEEDS = 1 << 63
@@ -88,7 +91,7 @@ def read_chat(body: Json, served: Served) -> Chat:
         logprobs = top or 0
     elif top is not None:
         raise Refusal(400, "top_logprobs needs logprobs = true", param="top_logprobs")
-    asked = _asked(fields, served, logprobs, _schema(fields.inner("response_format")))
+    asked = _asked(fields, served, logprobs, _schema(fields.inner(SCHEMA)))
     fields.finish()
     return Chat(messages, asked)
 
@@ -146,7 +149,7 @@ def _asked(fields: Fields, served: Served, logprobs: int | None, schema: Schema 
             raise Refusal(400, "stream_options needs stream = true", param="stream_options")
         usage = options.flag("include_usage")
         options.finish()
-    stop = fields.texts("stop", _MOST_STOPS)
+    stop = fields.texts("stop", _MOST_STOPS, _LONGEST_STOP)
     return Asked(min(wanted, default=None), sampling, stop, schema, logprobs, stream, usage)
 
 

@@ -24,6 +24,25 @@ def message(**fields: object) -> dict[str, object]:
     return {"messages": [{**USER, **fields}]}
 
 
+def with_schema(schema: object, **fields: object) -> dict[str, object]:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return chat(response_format=form, **fields)
+
+
+def nested(depth: int) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for _ in range(depth):
+        found = {"items": found}
+    return found
+
+
+TOO_WIDE = {
+    "anyOf": [
+        {"type": "object", "properties": {f"p{i}{j}": {"type": "string"} for j in range(20)}}
+        for i in range(200)
+    ]
+}
+WIDE_AT_THE_END = {"type": "array", "prefixItems": [{"const": "ab"}, TOO_WIDE], "minItems": 2}
 WRONG_FIELDS: list[tuple[str, dict[str, object], str, str]] = [
     # path, body, field, part of the message
     (CHAT, {}, "messages", "it must be a list of objects"),
@@ -73,6 +92,13 @@ WRONG_FIELDS: list[tuple[str, dict[str, object], str, str]] = [
         "response_format",
         "the JSON schema cannot be used with this model",
     ),
+    (CHAT, with_schema({"const": "\ud800"}), "response_format", "cannot be used with this model"),
+    (CHAT, with_schema(nested(300)), "response_format", "recursion limit"),
+    (CHAT, with_schema({"$ref": "#"}), "response_format", "cannot be used with this model"),
+    (CHAT, with_schema(TOO_WIDE), "response_format", "cannot be used with this model"),
+    (CHAT, with_schema({"$ref": "#"}, stream=True), "response_format", "cannot be used with this model"),
+    (CHAT, with_schema(WIDE_AT_THE_END), "response_format", "cannot be used with this model"),
+    (CHAT, chat(stop="x" * 1001), "stop", "at most 1000 characters"),
     (CHAT, chat(model=3), "model", "a text"),
     (CHAT, chat(user=3), "user", "a text"),
     (CHAT, chat(tools=[]), "tools", "unknown or unsupported field 'tools'"),
@@ -104,6 +130,15 @@ def test_a_wrong_field_is_named(
     assert answer.status == 400, answer
     assert answer.error["param"] == field and answer.error["type"] == "invalid_request_error"
     assert words in answer.error["message"], answer.error
+
+
+def test_a_schema_that_fails_in_the_middle_of_a_stream(client: Any) -> None:
+    answer = client.post(CHAT, with_schema(WIDE_AT_THE_END, stream=True))
+    assert answer.status == 200
+    *said, last = (part for part in answer.body.decode().split("\n\n") if part)
+    assert said and "[DONE]" not in last
+    assert json.loads(last.removeprefix("data: "))["error"]["param"] == "response_format"
+    assert client.engine.stats()["running"] == 0
 
 
 def test_user_and_null_change_nothing(client: Any) -> None:
