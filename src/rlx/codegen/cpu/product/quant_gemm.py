@@ -33,6 +33,7 @@ from rlx.codegen.native.words import (
     loop,
     masked_load,
     noalias,
+    prefetch,
     ptr,
     store,
     udiv,
@@ -45,7 +46,8 @@ from rlx.target.cpu import Target
 _BLOCK_ROWS = 128  # most rows of A prepared at a time, as long as they fit twice the L2 cache
 _FEW_ROWS = 32  # prepared at a time, however long they are
 _LINE = 64  # bytes of a cache line
-_PANELS_AT_ONCE = 4  # most panels per call: few rows need several for enough independent sums
+_PANELS_AT_ONCE = 1  # panels per call: with more, memory is read in several places at once, which is slower
+_AHEAD = 8 << 10  # bytes from what is read to what is prefetched: panels follow one another
 
 
 def quant_layout(
@@ -283,12 +285,22 @@ class QuantGemm:
                 groups = min(layout.groups - g, decoded.groups)
                 weights = byte_at(b, j * layout.panel_bytes + g * layout.group_bytes)
                 call(decode_block.written(f"{self.name}.decode", decoded=decoded), weights, block, groups)
+                later = byte_at(weights, groups * layout.group_bytes)  # the next panel follows this one
                 for t in loop(tiles.count):
+                    self.fetch(later, t, tiles.count)
                     add(tiles.row(self.main, t), tiles.height(t), g, groups, self.tall)
             column = j * layout.columns
             finish = finish_tile.written(f"{self.name}.finish", end=self.end)
             place = gep(c, column, self.end.c_element)
             call(finish, args, self.frame.pointer, place, row, column, rows, PANEL_VECTORS)
+
+    @inline
+    def fetch(self, later: ptr, t: Count, tiles: Count) -> None:
+        """Prefetch the share of tile t of the block that comes next: it arrives while tiles are computed."""
+        lines = -(-self.decoded.groups * self.layout.group_bytes // _LINE)
+        share = udiv(lines + tiles - 1, tiles)
+        for line in loop(t * share, min((t + 1) * share, lines)):
+            prefetch(byte_at(later, line * _LINE))
 
     @property
     def lowest(self) -> int:
@@ -351,6 +363,8 @@ def compute_tile(
         weights = byte_at(b, g * layout.group_bytes)
         prepared = gep(a, g * layout.group, float32)
         starts = [byte_at(weights, p * layout.panel_bytes) for p in range(panels)]
+        for line in range(0, layout.group_bytes, _LINE):
+            prefetch(byte_at(weights, line + _AHEAD))
         sums = [[zero] * decoder.parts] * (rows * width)
         for s in loop(layout.group // decoder.step):
             at = gep(prepared, s * decoder.step, float32)
