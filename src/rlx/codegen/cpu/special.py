@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlx.codegen.cpu.expression import ERROR_INDEX, Expression, Lane
@@ -31,6 +31,7 @@ from rlx.codegen.native.words import (
 )
 from rlx.ir.dim import Dim
 from rlx.kernel.form import Cumulate, Scatter, Sort, dense_strides
+from rlx.kernel.scalar import Scalar
 
 _COMBINE = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum", "sum": "add", "prod": "mul"}
 
@@ -54,6 +55,11 @@ def _offset(frame: KernelFrame, index: Sequence[Any], strides: Sequence[Dim]) ->
     return flat
 
 
+def _varies(e: Scalar, axis: int) -> bool:
+    """Whether an expression depends on an axis."""
+    return any(part.prim == "axis" and part.data == axis for part in e.walk())
+
+
 @kernel
 def emit_scatter(frame: KernelFrame, form: Scatter) -> EmittedKernel:
     """Every thread owns a part of the output: it copies the base there, then applies the updates that fall
@@ -72,18 +78,32 @@ def emit_scatter(frame: KernelFrame, form: Scatter) -> EmittedKernel:
             for i in loop(low, high):
                 here = _offset(frame, unflatten(frame.fn, i, shape), base.strides)
                 store(load(element, gep(base.pointer, here, element)), gep(out, i, element))
-        for i in loop(product(space)):
-            point = points.at(unflatten(frame.fn, i, space))
-            index = [point(e) for e in form.index]
-            inside = i1(True)
-            for value, extent in zip(index, shape, strict=True):
-                inside &= ult(value, extent)
-            flat = i64(_offset(frame, index, dense))
-            if inside:
-                if (flat >= low) & (flat < high):
-                    update(point, flat)
-            else:
+        rows, width = (space[:-1], space[-1]) if space else ([], 1)
+        for r in loop(product(rows)):
+            lead = unflatten(frame.fn, r, rows)
+            row = points.at([*lead, 0])
+            same = {n: row(e) for n, e in enumerate(form.index) if not _varies(e, len(rows))}
+            if inside({n: (value, shape[n]) for n, value in same.items()}):
+                for i in loop(width):
+                    one(points.at([*lead, i] if space else []), same)
+            elif width > 0:
                 store(i64(ERROR_INDEX), frame.error)
+
+    def inside(index: Mapping[int, tuple[Any, Any]]) -> i1:
+        found = i1(True)
+        for value, extent in index.values():
+            found &= ult(value, extent)
+        return found
+
+    def one(point: Expression, same: Mapping[int, Any]) -> None:
+        """An update of a row whose index is known in part."""
+        index = {n: same[n] if n in same else point(e) for n, e in enumerate(form.index)}
+        flat = i64(_offset(frame, list(index.values()), dense))
+        if inside({n: (value, shape[n]) for n, value in index.items() if n not in same}):
+            if (flat >= low) & (flat < high):
+                update(point, flat)
+        else:
+            store(i64(ERROR_INDEX), frame.error)
 
     def update(point: Expression, flat: i64) -> None:
         value = point(form.value)

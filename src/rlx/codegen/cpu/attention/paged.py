@@ -25,6 +25,7 @@ from rlx.codegen.native.words import (
     Word,
     broadcast,
     builder,
+    byte_at,
     call,
     ceildiv,
     fma,
@@ -41,6 +42,7 @@ from rlx.codegen.native.words import (
     loop,
     masked_load,
     masked_store,
+    prefetch,
     ptr,
     reduce,
     reduce_add,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 FLOATS = ("f32", "bf16", "f16")
 MOST_ROWS = 8  # of a tile
 MOST_DEPTH = 512  # features of a head
+LINE = 64  # bytes of a cache line
 LOG2E = math.log2(math.e)
 HIDDEN = -math.inf
 Q, K, V, TABLE, SLOTS, LENGTHS = range(6)
@@ -211,15 +214,24 @@ class _Paged:
         last: Int = ends[0]
         for t in range(1, count):
             first, last = min(first, starts[t]), max(last, ends[t])
-        for p in loop(udiv(first, self.page), ceildiv(last, self.page)):
+        stop = ceildiv(last, self.page)
+        for p in loop(udiv(first, self.page), stop):
             lows: list[Int] = [max(start - p * self.page, 0) for start in starts]
             highs: list[Int] = [min(end - p * self.page, self.page) for end in ends]
-            self.visit(slot, p, udiv(head, self.group), lows, highs)
+            is_last = p + 1 == stop
+            # Most likely the page that is visited next: of this sequence, or the first one of another.
+            after: Int = self.number(SLOTS, min(token + count, self.dim(self.tokens) - 1))
+            place = (cast("Int", select(is_last, after, slot)), cast("Int", select(is_last, 0, p + 1)))
+            self.visit(slot, p, udiv(head, self.group), lows, highs, place)
         self.finish(token, head, count)
 
     @inline
-    def visit(self, slot: Int, p: Int, kv_head: Int, lows: list[Int], highs: list[Int]) -> None:
-        """The page that is number p of a sequence: the tokens see positions from low to high."""
+    def visit(
+        self, slot: Int, p: Int, kv_head: Int, lows: list[Int], highs: list[Int], place: tuple[Int, Int]
+    ) -> None:
+        """The page that is number p of a sequence: the tokens see positions from low to high. The next page
+        will be that at `place` of the table.
+        """
         is_seen, is_whole = i1(False), i1(True)
         for low, high in zip(lows, highs, strict=True):
             is_seen |= low < high
@@ -229,19 +241,31 @@ class _Paged:
             if ult(page, self.dim(self.frame.inputs[K].shape[0])):
                 k = gep(self.frame.start(K), self.offset(K, page, kv_head), self.element)
                 v = gep(self.frame.start(V), self.offset(V, page, kv_head), self.element)
+                after = self.offset(K, self.known_page(*place), kv_head)
+                later = gep(self.frame.start(K), after, self.element)
                 if is_whole:
-                    self.call_page(len(lows) * self.block, 0, k, v, i64(0), i64(self.page))
+                    self.call_page(len(lows) * self.block, 0, k, v, later, i64(0), i64(self.page))
                 else:
                     for t in range(len(lows)):
                         if lows[t] < highs[t]:
-                            self.call_page(self.block, t * self.block, k, v, lows[t], highs[t])
+                            self.call_page(self.block, t * self.block, k, v, later, lows[t], highs[t])
             else:
                 store(i64(ERROR_INDEX), self.frame.error)
 
     @inline
-    def call_page(self, rows: int, first: int, k: ptr, v: ptr, low: Int, high: Int) -> None:
+    def known_page(self, slot: Int, p: Int) -> Int:
+        """A page to prefetch, if the table has it; some page otherwise."""
+        table = self.frame.inputs[TABLE].shape
+        is_known = ult(slot, self.dim(table[0])) & ult(p, self.dim(table[1]))
+        index = (cast("Int", select(is_known, x, 0)) for x in (slot, p))
+        page = self.number(TABLE, *index)
+        return cast("Int", select(ult(page, self.dim(self.frame.inputs[K].shape[0])), page, 0))
+
+    @inline
+    def call_page(self, rows: int, first: int, k: ptr, v: ptr, later: ptr, low: Int, high: Int) -> None:
         name = _attend_page.written(f"{self.frame.name}.page{rows}", kernel=self, rows=rows)
-        call(name, self.frame.args, *(self.row(self.scratch, i, first) for i in range(6)), k, v, low, high)
+        arrays = [self.row(self.scratch, i, first) for i in range(6)]
+        call(name, self.frame.args, *arrays, k, v, later, low, high)
 
     @inline
     def row(self, scratch: ptr, array: int, number: Int) -> ptr:
@@ -297,18 +321,21 @@ def _attend_page(
     alphas: ptr,
     k: ptr,
     v: ptr,
+    later: ptr,
     low: i64,
     high: i64,
     *,
     kernel: _Paged,
     rows: int,
 ) -> None:
-    """Rows that see positions from low to high of a page: their scores, softmax and results."""
+    """Rows that see positions from low to high of a page: their scores, softmax and results. Values are
+    prefetched during scores, and the next keys, which are at `later`, during results.
+    """
     page = _Page(kernel, rows)
-    page.scores(q, weights, k, low, high)
+    page.scores(q, weights, k, v, low, high)
     for r in range(rows):
         page.softmax(r, weights, tops, totals, alphas)
-    page.results(weights, sums, alphas, v, low, high)
+    page.results(weights, sums, alphas, v, later, low, high)
 
 
 class _Page:
@@ -324,11 +351,13 @@ class _Page:
         return gep(base, i + r * self.kernel.steps[array], "float")
 
     @inline
-    def scores(self, q: ptr, weights: ptr, k: ptr, low: i64, high: i64) -> None:
+    def scores(self, q: ptr, weights: ptr, k: ptr, v: ptr, low: i64, high: i64) -> None:
         kernel, strides = self.kernel, self.kernel.frame.inputs[K].steps
         for js in _parts(kernel.steps[1] // self.lanes, self.most):
             acc = [[splat(0.0, self.lanes) for _ in js] for _ in range(self.rows)]
             for d in loop(kernel.depth):
+                if js.start == 0:
+                    self.fetch(v, V, d, kernel.depth)
                 start = gep(k, d * kernel.dim(strides[2]), kernel.element)
                 acc = self.added(acc, js, start, kernel.dim(strides[3]), kernel.page, q, 0, d)
             for number, j in enumerate(js):
@@ -356,6 +385,17 @@ class _Page:
             number = broadcast(self.place(numbers, array, r, i), "float", self.lanes)
             made.append([fma(number, x, s) for x, s in zip(row, acc[r], strict=True)])
         return made
+
+    @inline
+    def fetch(self, matrix: ptr, operand: int, i: Int, count: int) -> None:
+        """Prefetch part i of `count` of the keys or values of a page, where they have no gaps."""
+        slot = self.kernel.frame.inputs[operand]
+        height, width = slot.shape[2:]
+        if slot.steps[2:] == (width, 1):
+            assert isinstance(height, int) and isinstance(width, int)
+            share = -(-slot.dtype.itemsize * height * width // (count * LINE)) * LINE
+            for byte in range(0, share, LINE):
+                prefetch(byte_at(matrix, i * share + byte))
 
     @inline
     def below(self, position: Int, j: int) -> Word:
@@ -394,7 +434,7 @@ class _Page:
         return Word(vmath.apply(builder(), "exp2", x))
 
     @inline
-    def results(self, weights: ptr, sums: ptr, alphas: ptr, v: ptr, low: i64, high: i64) -> None:
+    def results(self, weights: ptr, sums: ptr, alphas: ptr, v: ptr, later: ptr, low: i64, high: i64) -> None:
         kernel, strides = self.kernel, self.kernel.frame.inputs[V].steps
         for js in _parts(kernel.steps[2] // self.lanes, self.most):
             acc = []
@@ -402,6 +442,8 @@ class _Page:
                 alpha = load(self.type, self.place(alphas, 5, r, 0))
                 acc.append([load(self.type, self.place(sums, 2, r, j * self.lanes)) * alpha for j in js])
             for p in loop(low, high):
+                if js.start == 0:
+                    self.fetch(later, K, p, kernel.page)
                 start = gep(v, p * kernel.dim(strides[2]), kernel.element)
                 acc = self.added(acc, js, start, kernel.dim(strides[3]), kernel.value_depth, weights, 1, p)
             for r in range(self.rows):
