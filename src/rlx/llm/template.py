@@ -15,6 +15,7 @@ from rlx.llm.template_values import (
     BINARY,
     FILTERS,
     METHODS,
+    SELECTING,
     TESTS,
     UNDEFINED,
     LoopState,
@@ -61,7 +62,7 @@ class Template:
         )
         try:
             self.tree = environment.parse(source)
-        except (jinja2.TemplateSyntaxError, RecursionError) as error:
+        except (jinja2.TemplateError, RecursionError, ValueError) as error:  # also numbers of any length
             line = getattr(error, "lineno", "?")
             raise FormatError(f"the chat template is not valid (line {line}): {error}") from error
 
@@ -90,7 +91,10 @@ def _refuse(message: object = "") -> NoReturn:
 
 
 def _range(*limits: int) -> range:
-    return limited(range(*limits))
+    found = range(*limits)
+    if len(found) > _STEPS:
+        raise Stop(f"it makes a range of more than {_STEPS} elements")
+    return found
 
 
 class _Run:
@@ -112,6 +116,17 @@ class _Run:
         """A new value; large ones count as many steps, and so does what is inside them."""
         self.count(weight(limited(value), _STEPS))
         return value
+
+    def shown(self, value: object) -> str:
+        """A value as text. Lists may be in a list more than once: all of it counts before it is written."""
+        if not isinstance(value, str):
+            self.charge(value)
+        return self.charge(plain(value))
+
+    def copied(self, scope: Scope) -> Scope:
+        """A scope inside another, which must not change that one."""
+        self.count(1 + len(scope) // 16)
+        return dict(scope)
 
     def count(self, steps: int) -> None:
         self.steps += steps
@@ -140,10 +155,10 @@ class _Run:
 
     def do_Output(self, node: nodes.Output, scope: Scope) -> Iterator[str]:
         for part in node.nodes:
-            text = plain(self.value(part, scope))
+            text = self.shown(self.value(part, scope))
             self.written += len(text)
             limited(range(self.written))
-            yield self.charge(text)
+            yield text
 
     def do_If(self, node: nodes.If, scope: Scope) -> Iterator[str]:
         for branch in (node, *node.elif_):
@@ -162,7 +177,6 @@ class _Run:
         for i, item in enumerate(items):
             state.index0 = i
             inner = self.bound(node.target, item, scope)
-            self.count(1 + len(inner) // 16)
             inner["loop"] = state
             try:
                 yield from self.body(node.body, inner)
@@ -173,7 +187,7 @@ class _Run:
             yield from self.body(node.else_, scope)
 
     def bound(self, target: nodes.Node, item: object, scope: Scope) -> Scope:
-        inner = dict(scope)
+        inner = self.copied(scope)
         self.assign(target, item, inner)
         return inner
 
@@ -198,7 +212,7 @@ class _Run:
         return iter(())
 
     def do_AssignBlock(self, node: nodes.AssignBlock, scope: Scope) -> Iterator[str]:
-        self.assign(node.target, self.text(node.body, dict(scope)), scope)
+        self.assign(node.target, self.text(node.body, self.copied(scope)), scope)
         return iter(())
 
     def do_ExprStmt(self, node: nodes.ExprStmt, scope: Scope) -> Iterator[str]:
@@ -212,7 +226,7 @@ class _Run:
         def call(*given: object, **named: object) -> str:
             if len(given) > len(names) or not named.keys() <= set(names):
                 raise Stop(f"it calls {node.name} with other arguments than {names}")
-            inner = {**scope, node.name: call}
+            inner = {**self.copied(scope), node.name: call}
             for i, name in enumerate(names):
                 default = self.value(node.defaults[i - first], scope) if i >= first else UNDEFINED
                 inner[name] = given[i] if i < len(given) else named.get(name, default)
@@ -279,7 +293,7 @@ class _Run:
     do_Add = do_Sub = do_Mul = do_Div = do_FloorDiv = do_Mod = binary
 
     def do_Concat(self, node: nodes.Concat, scope: Scope) -> str:
-        return self.charge("".join(plain(self.value(part, scope)) for part in node.nodes))
+        return self.charge("".join([self.shown(self.value(part, scope)) for part in node.nodes]))
 
     def do_Compare(self, node: nodes.Compare, scope: Scope) -> bool:
         left = self.value(node.expr, scope)
@@ -297,7 +311,9 @@ class _Run:
         )
 
     def do_Getitem(self, node: nodes.Getitem, scope: Scope) -> object:
-        return _item(self.value(node.node, scope), self.value(node.arg, scope))
+        owner, key = self.value(node.node, scope), self.value(node.arg, scope)
+        found = _item(owner, key)
+        return self.charge(found) if isinstance(key, slice) else found  # a slice is a copy
 
     def do_Getattr(self, node: nodes.Getattr, scope: Scope) -> object:
         return _attribute(self.value(node.node, scope), node.attr)
@@ -310,12 +326,12 @@ class _Run:
 
     def do_Call(self, node: nodes.Call, scope: Scope) -> object:
         given, named = self.arguments(node, scope)
+        self.charge((given, named))
         if type(node.node).__name__ == "Getattr":
             member = cast("nodes.Getattr", node.node)
             owner, name = self.value(member.node, scope), member.attr
             method = METHODS.get((type(owner), name))
             if method is not None:
-                self.charge(given)
                 return self.charge(method(owner, *given, **named))
             called = _attribute(owner, name)
         else:
@@ -329,13 +345,18 @@ class _Run:
             raise Stop(f"it uses the filter {node.name!r}, which is not allowed in chat templates")
         given, named = self.arguments(node, scope)
         value = self.charge(self._subject(node, scope))
+        work = weight((given, named), _STEPS)
+        self.count(work * len(elements(value)) if node.name in SELECTING else work)
         return self.charge(FILTERS[node.name](value, *given, **named))
 
     def do_Test(self, node: nodes.Test, scope: Scope) -> bool:
         if node.name not in TESTS:
             raise Stop(f"it uses the test {node.name!r}, which is not allowed in chat templates")
         given, named = self.arguments(node, scope)
-        return bool(TESTS[node.name](self._subject(node, scope), *given, **named))
+        subject = self._subject(node, scope)
+        if given:  # it is compared with them
+            self.charge((subject, given))
+        return bool(TESTS[node.name](subject, *given, **named))
 
     def _subject(self, node: nodes.Filter | nodes.Test, scope: Scope) -> object:
         """What a filter or test is about; a block of text (filter blocks) is not allowed."""

@@ -26,6 +26,9 @@ class Undefined:
     def __str__(self) -> str:
         return ""
 
+    def __repr__(self) -> str:
+        return "Undefined"
+
     def __iter__(self) -> Iterator[object]:
         return iter(())
 
@@ -230,13 +233,20 @@ def _to_json(
 ) -> str:
     if indent is not None and not 0 <= indent <= 16:
         raise Stop(f"it indents JSON by {indent}")
-    return json.dumps(
-        value,
+    if separators is not None and max(map(len, separators)) > 16:
+        raise Stop("it separates JSON by more than 16 characters")
+    encoder = json.JSONEncoder(
         indent=indent,
         ensure_ascii=bool(ensure_ascii),
         sort_keys=bool(sort_keys),
         separators=separators,
     )
+    parts, length = [], 0
+    for part in encoder.iterencode(value):  # indents of deep lists may be longer than all else
+        parts.append(part)
+        length += len(part)
+        limited(range(length))
+    return "".join(parts)
 
 
 def _default(value: object, other: object = "", boolean: bool = False) -> object:
@@ -315,6 +325,9 @@ FILTERS: dict[str, Operation] = {
     "unique": lambda items: list(dict.fromkeys(items)),
 }
 
+SELECTING = ("select", "reject", "selectattr", "rejectattr")
+"""Filters that compare each element with what they are given."""
+
 TESTS: dict[str, Callable[..., bool]] = {
     "defined": lambda value: not isinstance(value, Undefined),
     "undefined": lambda value: isinstance(value, Undefined),
@@ -334,6 +347,6 @@ TESTS: dict[str, Callable[..., bool]] = {
     "==": operator.eq,
     "ne": operator.ne,
     "in": lambda a, b: a in b,
-    "odd": lambda value: value % 2 == 1,
-    "even": lambda value: value % 2 == 0,
+    "odd": lambda value: BINARY["Mod"](value, 2) == 1,
+    "even": lambda value: BINARY["Mod"](value, 2) == 0,
 }

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import jinja2
 import pytest
@@ -139,8 +141,83 @@ def test_templates_that_take_too_much(name: str) -> None:
         Template(GREEDY[name])(messages=[])
 
 
+def _again_and_again(name: str) -> str:
+    """Lists of which each is twice in the next, which were filled after they were put there."""
+    made = [f"{{% set {name}{i} = [] %}}" for i in range(45)]
+    filled = [f"{{% do {name}{i}.append({name}{i - 1}) %}}" * 2 for i in range(44, 0, -1)]
+    return "".join(made + filled)
+
+
+_LISTS, _TWO = _again_and_again("a"), _again_and_again("a") + _again_and_again("b")
+_LONG = "{% set x = 'abcdefgh' %}" + "{% set x = x ~ x %}" * 19
+_NAMES = "".join(f"{{% set a{i} = 1 %}}" for i in range(20_000))
+_DEEP = "".join(f"{{% set a{i} = [] %}}" for i in range(700))
+_DEEP += "".join(f"{{% do a{i}.append(a{i - 1}) %}}" for i in range(699, 0, -1))
+_DEEP += "{% for i in range(30000) %}{% do a0.append(1) %}{% endfor %}"
+HUNGRY = {
+    "a list of lists as text": _LISTS + "{{ a44 }}",
+    "joined to a text": _LISTS + "{{ a44 ~ '' }}",
+    "as the reason of a refusal": _LISTS + "{{ raise_exception(a44) }}",
+    "two of them compared": _TWO + "{{ a44 is eq(b44) }}",
+    "one in a list": _TWO + "{{ a44 is in([b44]) }}",
+    "selected": _TWO + "{{ [a44] | select('eq', b44) | length }}",
+    "a wide format as a test": "{{ '%2000000000d' is odd }}",
+    "slices that are kept": _LONG + "".join(f"{{% set a{i} = x[1:] %}}" for i in range(2000)),
+    "slices in a loop": _LONG + "{% for i in range(90000) %}{% set y = x[1:] %}{% endfor %}",
+    "separators": _LONG + "{{ range(2000) | list | tojson(separators=(x, ':')) }}",
+    "indents": _DEEP + "{{ a699 | tojson(indent=16) }}",
+    "a search for many texts": _LONG + "{{ range(99999) | map('string') | select('in', x) | list | length }}",
+    "names for every element": _NAMES + "{% for i in range(100000) if false %}{% endfor %}",
+    "names for every call": _NAMES
+    + "{% macro m() %}{% endmacro %}{% for i in range(60000) %}{{ m() }}{% endfor %}",
+}
+_CHILD = """
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+from rlx.errors import FormatError
+from rlx.llm.template import Template
+for name, source in json.load(sys.stdin).items():
+    try:
+        print(name, "gives", Template(source)(messages=[])[:99])
+    except FormatError as error:
+        if "(Stop)" not in str(error) and "refuses" not in str(error):
+            print(name, "ends with", error)
+print("end")
+"""
+
+
+def test_templates_that_take_too_much_memory_or_time() -> None:
+    """All of them are stopped by the limits of templates, not by those of the process."""
+    command = [sys.executable, "-c", _CHILD]
+    done = subprocess.run(command, input=json.dumps(HUNGRY), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "end\n"), done
+
+
+def test_what_is_not_defined_has_no_address() -> None:
+    assert Template("{{ [1] | map(attribute='x') | list }}")() == "[Undefined]"
+
+
+@pytest.mark.parametrize(("count", "words"), [(1000, 200), (100, 2000)])
+def test_long_conversations_are_within_the_limits(count: int, words: int) -> None:
+    roles = ("user", "assistant")
+    talk = [{"role": roles[i % 2], "content": "word " * words} for i in range(count)]
+    messages = [MESSAGES[0], *talk]
+    for source in TEMPLATES.values():
+        made = Template(source)(messages=messages, bos_token="", eos_token="")
+        assert len(made) > count
+
+
 @pytest.mark.parametrize(
-    "source", ["{% for", "{{ 1 + }}", "{% if x %}", "{{" + "[" * 5000, "{{" + "-" * 5000 + "1}}"]
+    "source",
+    [
+        "{{ " + "9" * 5000 + " }}",
+        "{% for",
+        "{{ 1 + }}",
+        "{% if x %}",
+        "{{" + "[" * 5000,
+        "{{" + "-" * 5000 + "1}}",
+    ],
 )
 def test_templates_that_are_not_valid(source: str) -> None:
     with pytest.raises(FormatError, match="the chat template"):
