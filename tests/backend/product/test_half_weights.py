@@ -9,12 +9,17 @@ import pytest
 
 import rlx
 from gemm_harness import FILLER, NUMPY, TARGETS, Array, Guarded, Kernel, build, every_target, random
+from instructions import beyond
 from rlx.api.compile import plan
+from rlx.codegen.cpu.build import build_kernels
 from rlx.codegen.cpu.product.gemm import GemmSpec
 from rlx.codegen.cpu.product.packing import pack_weights, panels_of
+from rlx.codegen.native.elf import defined_symbols, undefined_symbols
+from rlx.codegen.native.jit import compile_object
 from rlx.ir.dim import sym
 from rlx.ir.dtype import dtype
-from rlx.target.cpu import Target
+from rlx.target.cpu import Target, targets
+from spills import spills_of
 
 ROWS = (0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 25, 31, 49, 65, 129)
 HALVES = ["bf16", "f16"]
@@ -167,3 +172,33 @@ def test_bodies_of_loops_multiply_by_16_bits() -> None:
     assert stored.memory({"m": 1})["weight"] < wide.memory({"m": 1})["weight"] * 0.6
     feed = feed_of(loop("bf16", "bf16"), 3)
     assert stored.run(feed)["y"].tobytes() == wide.run(feed)["y"].tobytes()
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("target", ["wasm32", "wasm32-relaxed"])
+def test_webassembly_has_the_bits_of_f32(target: str, half: str, require: Callable[[str], None]) -> None:
+    require("wasmtime")
+    from exported_modules import WebModel
+
+    found = []
+    for stored in (half, None):
+        model = WebModel(rlx.compile(tied(stored, half), threads=1), {"m": (0, 80)}, target)
+        rows = []
+        for m in (1, 2, 70):
+            model.bind([m])
+            rows.append(model.run(feed_of(tied(half, half), m))["y"].tobytes())
+        found.append(rows)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_objects_call_nothing_and_keep_sums_in_registers(half: str) -> None:
+    for target in targets():
+        lir, there = plan(layer(half, half), target=target.name), set[str]()
+        for text in build_kernels(lir, target).texts:
+            code = compile_object(text, target)
+            assert set(undefined_symbols(code)) <= there
+            there |= set(defined_symbols(code))
+            assert not beyond(code, target)
+        if target.x86:
+            assert not spills_of(lir), target.name

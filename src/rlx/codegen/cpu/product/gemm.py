@@ -206,11 +206,13 @@ class _Gemm(ProductDriver):
     def at_once(self) -> dict[int, int]:
         """Rows -> panels per call. Weights that come from memory are read in one stream: four of them, a
         panel distant, have four fifths of its speed; but one stream of 16-bit weights is slower than memory.
-        Sums of an excess are chains, too, and take registers.
+        Sums of an excess are chains, too, and take registers; so do products of widened weights that are not
+        added at once.
         """
         spec, room = self.spec, self.module.target.l3_bytes // _STAYS_IN_L3
         far = spec.b_packed and spec.b_dtype is None and self.weight_bytes > room
-        chains = 2 if self.kind.has_excess else 1
+        apart = spec.b_dtype is not None and not self.module.target.has_fma
+        chains = 2 if self.kind.has_excess or apart else 1
         return {} if far else {rows: n // chains for rows, n in _PANELS_AT_ONCE.items() if n > chains}
 
     @property
