@@ -17,10 +17,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -121,6 +121,12 @@ def _how(code: int) -> str:
     ('exit code 1', 'SIGSEGV')
     """
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+class Asked(Protocol):
+    """Something with one engine that is asked to run it."""
+
+    def ask(self, do: str, **command: Any) -> dict[str, Any]: ...
 
 
 class Worker:
@@ -248,7 +254,7 @@ def run_row(
     peers = [*workload.peers, *[TORCH_COMPILE] * (torch_compile and "torch" in workload.peers)]
     able = [e for e in engines or ("rlx", *peers) if e in installed() and ENGINES[e].can(workload)]
     measured = {e: Measured(e) for e in able}
-    ready: dict[str, Worker] = {}
+    ready: dict[str, Asked] = {}
     for e, into in measured.items():
         say(f"{workload.name}: preparing {e}")
         try:
@@ -260,9 +266,9 @@ def run_row(
         except EngineError as error:
             into.error = str(error)
     peaks = workers.peaks if "rlx" in ready else {}
-    _measure(workload.name, ready, measured, rounds, workers.threads, say)
+    take_times(workload.name, ready, measured, rounds, workers.threads, say)
     say(f"{workload.name}: comparing with the reference")
-    _compare(ready, measured, expected, spec, workload.tolerance)
+    compare(ready, measured, expected, spec, workload.tolerance)
     return Row(
         workload.name,
         workers.threads,
@@ -293,14 +299,15 @@ def turns(engines: Sequence[str], rounds: int, threads: int) -> Iterator[tuple[s
     yield from ((e, second) for e in reversed(engines))
 
 
-def _measure(
+def take_times(
     name: str,
-    workers: dict[str, Worker],
+    workers: MutableMapping[str, Asked],
     measured: dict[str, Measured],
     rounds: int,
     threads: int,
     say: Callable[[str], None],
 ) -> None:
+    """Time all engines in turns; one that fails leaves."""
     inner: dict[str, int] = {}
     once: dict[str, float] = {}
     settle = SETTLE_SECONDS if threads > 1 else 0.0
@@ -322,8 +329,8 @@ def _measure(
             del workers[e]
 
 
-def _compare(
-    workers: dict[str, Worker],
+def compare(
+    workers: Mapping[str, Asked],
     measured: dict[str, Measured],
     expected: Expected,
     spec: str,

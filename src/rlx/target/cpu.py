@@ -111,6 +111,11 @@ class Target:
         return self.has("avx512vnni") or self.has("avxvnni")
 
     @property
+    def multiplies_pairs(self) -> bool:
+        """Whether one instruction multiplies 16-bit integers and adds neighbouring products."""
+        return self.x86 or self.web
+
+    @property
     def sums_in_pairs(self) -> bool:
         """Whether products of bytes whose sums in pairs fit 16 bits are faster than those of widened ones."""
         return self.widens_rows and self.has("avx2")
@@ -210,7 +215,17 @@ def _web(name: str, features: tuple[str, ...]) -> Target:
     tile = (3, 3)  # the fastest of those tried in V8, which keeps one of 16 registers for itself
     tiles = _tiles(f64=tile, f32=tile, bf16=tile, f16=tile, i8=tile, u8=tile)
     return Target(
-        name, _WEB_TRIPLE, "generic", tuple(sorted(features)), 16, 16, 32 << 10, 1 << 20, 8 << 20, tiles
+        name,
+        _WEB_TRIPLE,
+        "generic",
+        tuple(sorted(features)),
+        16,
+        16,
+        32 << 10,
+        1 << 20,
+        8 << 20,
+        tiles,
+        widens_rows=True,
     )
 
 

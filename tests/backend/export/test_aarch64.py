@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from op_cases import ALL_OPS, Case, assert_close, cases, features
+from op_cases import ALL_CASES, ALL_OPS, Case, assert_close, by_op, cases, features
 from zoo_inputs import MODELS, example_inputs
 
 import rlx
@@ -73,3 +74,9 @@ def test_models(id: str, zoo_path: Callable[..., Path], tmp_path: Path) -> None:
 
 def test_most_ops(tmp_path: Path) -> None:
     assert sum(check_case(hardest(cases(op)), tmp_path) for op in ALL_OPS) > 200
+
+
+@by_op(ALL_CASES)
+def test_all_cases(case: Case) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        check_case(case, Path(folder))

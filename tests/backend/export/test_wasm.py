@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from op_cases import ALL_OPS, Case, assert_close, cases, features
+from op_cases import ALL_CASES, ALL_OPS, Case, assert_close, by_op, cases, features
 
 import rlx
 from rlx import ops
@@ -64,6 +64,16 @@ def test_a_sample_of_ops(op, web) -> None:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("target", [t.name for t in web_targets()])
 def test_most_ops_can_be_exported(web, target: str) -> None:  # type: ignore[no-untyped-def]
     assert sum(check_case(hardest(cases(op)), web, target) for op in ALL_OPS) > 200
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("web")
+@by_op(ALL_CASES)
+def test_all_cases(case: Case) -> None:
+    from exported_modules import WebModel
+
+    for target in web_targets():
+        check_case(case, WebModel, target.name)
 
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:

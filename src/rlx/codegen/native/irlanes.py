@@ -271,14 +271,16 @@ class Lanes(Arithmetic):
         return self.intrinsic(full, total.type, total, a, b, feature=feature, twin=twin)
 
     def dot_i16(self, a: Value, b: Value) -> Value:
-        """Sums of neighbouring pairs of 16-bit products, as i32: one x86 register of each."""
+        """Sums of neighbouring pairs of 16-bit products, as i32: one register of each."""
+        sums = vector("i32", a.width // 2)
+        if self.module.target.web:
+            return self.intrinsic("llvm.wasm.dot", sums, a, b, feature="simd128")
         names = {
             8: ("sse2.pmadd.wd", "sse2"),
             16: ("avx2.pmadd.wd", "avx2"),
             32: ("avx512.pmaddw.d.512", "avx512bw"),
         }
         name, feature = names[a.width]
-        sums = vector("i32", a.width // 2)
         return self.intrinsic(f"llvm.x86.{name}", sums, a, b, feature=feature, twin=twins.pairs_i16)
 
     def saturating_dot_u8i8(self, a: Value, b: Value) -> Value:

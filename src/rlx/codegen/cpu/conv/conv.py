@@ -42,7 +42,7 @@ from rlx.target.tiles import ConvTarget
 def conv_target(target: Target, winograd: bool = True) -> ConvTarget:
     """The units that this target's convolution kernels work in."""
     lanes = target.lanes("f32")
-    grouped = ("u8", "bf16", *(("i16",) if target.x86 else ()))
+    grouped = ("u8", "bf16", *(("i16",) if target.multiplies_pairs else ()))
     groups = tuple((d, kind_of(d, target).group) for d in grouped)
     return ConvTarget(lanes, lanes * VECTORS, winograd, groups, target.prices)
 

@@ -247,7 +247,7 @@ class Bytes(Kind):
 
 @dataclass(frozen=True)
 class BytePairs(Bytes):
-    """Two k at a time as 16-bit integers, whose products x86 adds in pairs."""
+    """Two k at a time as 16-bit integers, whose products are added in pairs."""
 
     @inline
     def read_a(self, f: Function, place: Value, count: int) -> Value:
@@ -307,9 +307,10 @@ def kind_of(
 ) -> Kind:
     """The best way `target` has to contract operands of `dtype`. 16-bit floats are summed in f32.
 
-    "i8" is A and B of signed bytes, "u8" A of unsigned ones, "i16" (x86 only) both of 16 bits; all are summed
-    in i32. Without `grouped`, k is taken one by one, for an A whose neighbours in k are not adjacent. With
-    `prepared`, the caller can prepare rows of A; with `small`, B is in panels of quads.
+    "i8" is A and B of signed bytes, "u8" A of unsigned ones, "i16" (if targets multiply pairs) both
+    of 16 bits; all are summed in i32. Without `grouped`, k is taken one by one, for an A whose neighbours in
+    k are not adjacent. With `prepared`, the caller can prepare rows of A; with `small`, B is in panels of
+    quads.
 
     >>> from rlx.target.cpu import resolve
     >>> kind_of("bf16", resolve("x86-64-v4-bf16-vnni")).group, kind_of("bf16", resolve("x86-64-v3")).group
@@ -323,10 +324,10 @@ def kind_of(
             return ByteQuads("i8", "i32", 4, lanes, signed)
         if grouped and prepared and target.widens_rows:
             return WidenedPairs("i8", "i32", 2, lanes, True, signed)
-        if grouped and target.x86:
+        if grouped and target.multiplies_pairs:
             return BytePairs("i8", "i32", 2, lanes, signed)
         return Bytes("i8", "i32", 1, lanes, signed)
-    if dtype == "i16" and target.x86:
+    if dtype == "i16" and target.multiplies_pairs:
         return ShortPairs("i16", "i32", 2, target.lanes("i32"), not target.has_vnni)
     if dtype not in ("f64", "f32", "bf16", "f16"):
         raise DTypeError(f"no contraction kernel takes {dtype}: cast to f64, f32, bf16, f16, i8 or u8")

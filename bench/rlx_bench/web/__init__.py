@@ -1,0 +1,1 @@
+"""Exports to WebAssembly, measured in Node and in a headless Chromium."""
