@@ -185,6 +185,16 @@ int {name}_init({name} *model, const void *weights, int64_t nbytes);
 """
 
 
+_READER = """static void read_input(int argc, char **argv, int number, void *input, size_t bytes) {
+    FILE *file = number < argc ? fopen(argv[number], "rb") : NULL;
+    if (file == NULL) return;
+    if (fread(input, 1, bytes, file) != bytes) fprintf(stderr, "%s is too short\\n", argv[number]);
+    fclose(file);
+}
+
+"""
+
+
 def example(tables: Tables, name: str) -> str:
     """A program that runs the model once on zeros, or on files with the bytes of its inputs."""
     sizes = ", ".join(f"{s.high} /* {_comment(s.name)} */" for s in tables.symbols)
@@ -205,6 +215,7 @@ def example(tables: Tables, name: str) -> str:
         f"elements({name}_output_shape(model, {i}), {len(e.shape)}), stdout);"
         for i, e in enumerate(tables.outputs)
     ]
+    reader = _READER if tables.inputs else ""
     return f"""/* Runs {name} once. Inputs are files with the bytes of their elements, in order, or zeros. The
  * bytes of all outputs go to the standard output: {name}_main {name}.weights [INPUT]... > outputs */
 #include <stdio.h>
@@ -222,14 +233,7 @@ static size_t elements(const int64_t *shape, int rank) {{
     return count;
 }}
 
-static void read_input(int argc, char **argv, int number, void *input, size_t bytes) {{
-    FILE *file = number < argc ? fopen(argv[number], "rb") : NULL;
-    if (file == NULL) return;
-    if (fread(input, 1, bytes, file) != bytes) fprintf(stderr, "%s is too short\\n", argv[number]);
-    fclose(file);
-}}
-
-int main(int argc, char **argv) {{
+{reader}int main(int argc, char **argv) {{
     if ({name}_version() != {constant(name)}_VERSION) {{
         fprintf(stderr, "{name}.h belongs to another version of the library\\n");
         return 1;

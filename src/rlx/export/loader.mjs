@@ -5,6 +5,7 @@ const ARRAYS = {
   Float64Array, Float32Array, BigInt64Array, BigUint64Array, Int32Array, Uint32Array,
   Int16Array, Uint16Array, Int8Array, Uint8Array,
 };
+const INPUTS = new Set(INFO.inputs.map((entry) => entry.name));
 const PAGE = 65536;
 const ALIGNMENT = 4096;
 const RECORD = 64;
@@ -20,6 +21,7 @@ export class ModelError extends Error {
 
 export class Model {
   #core; #memory; #context; #sizes; #workers;
+  #places = { input: [], output: [] };  // arrays over the memory, at the sizes that are bound
   #bound = INFO.symbols.length === 0;
 
   constructor(core, context, sizes, workers) {
@@ -80,6 +82,7 @@ export class Model {
     }
     this.#check(this.#core.bind(this.#context, this.#sizes));
     this.#bound = true;
+    this.#places = { input: [], output: [] };
   }
 
   run(inputs, sizes) {
@@ -88,7 +91,7 @@ export class Model {
     if (sizes !== undefined) this.bind(sizes);
     this.#needSizes();
     for (const name of Object.keys(inputs)) {
-      if (!INFO.inputs.some((entry) => entry.name === name)) throw new TypeError(`${INFO.name} has no input "${name}"`);
+      if (!INPUTS.has(name)) throw new TypeError(`${INFO.name} has no input "${name}"`);
     }
     INFO.inputs.forEach((entry, i) => {
       const given = inputs[entry.name];
@@ -124,8 +127,10 @@ export class Model {
   }
 
   #view(kind, i, entry) {
+    const start = this.#core[kind](this.#context, i), last = this.#places[kind][i];
+    if (last?.byteOffset === start && last.buffer === this.#memory.buffer) return last;
     const count = this.#shape(kind, i, entry).reduce((a, b) => a * b, entry.parts);
-    return new ARRAYS[entry.array](this.#memory.buffer, this.#core[kind](this.#context, i), count);
+    return this.#places[kind][i] = new ARRAYS[entry.array](this.#memory.buffer, start, count);
   }
 }
 

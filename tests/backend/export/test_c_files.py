@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rlx
-from exported_programs import built, feed_files
+from exported_programs import Example, built, feed_files
 from machines import to_execute
 from rlx import ops
 from rlx.ir.graph import Graph, Node
@@ -119,6 +119,16 @@ def test_two_models_in_one_program_and_weights_inside(tmp_path: Path) -> None:
 
 
 VALGRIND = ("valgrind", "--error-exitcode=9", "--leak-check=full", "-q")
+
+
+def test_an_example_without_inputs_has_no_warning(require, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    require("gcc")
+    g = Graph("constant")
+    with g.building():
+        window = ops.hamming_window(9)
+    g.output("y", window)
+    program = rlx.compile(g, threads=1)
+    assert Example(program, tmp_path, {}).run({})["y"].tobytes() == program.run({})["y"].tobytes()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -226,6 +227,17 @@ def test_tiles_take_their_rows_one_at_a_time(target: str) -> None:
     ]
     found = [loop.split("v128.load32_splat")[1:] for loop in loops]
     assert [vectors] * rows in [[row.count(adds) for row in each] for each in found]
+
+
+def test_relaxed_code_keeps_what_is_not_a_number() -> None:
+    """A relaxed minimum may lose a NaN or the sign of a zero; engines do, wasmtime does not."""
+    for name in ("atan", "clip", "maximum", "minimum", "relu"):
+        for case in cases(next(op for op in ALL_OPS if op.name == name)):
+            ranges = {symbol: (0, size) for symbol, size in case.binding().items()}
+            made = prepare(rlx.compile(case.graph()[0], threads=1), ranges, target="wasm32-relaxed")
+            for kernel in made.kernels:
+                found = re.findall(r"relaxed_(?!madd|nmadd)\w+", assembly(kernel, made.target))
+                assert not found, case.id
 
 
 # -- limits

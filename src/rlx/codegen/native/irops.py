@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, overload
 
-from rlx.codegen.native.irtypes import Value, constant, is_float, like, mangle
+from rlx.codegen.native.irtypes import Value, bits, constant, is_float, like, mangle
 from rlx.errors import CompileError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -314,6 +314,11 @@ class Arithmetic:
             return a if condition else b
         left, right = self._pair(a, b)
         type_ = left.type
+        if self.module.relaxed and left.width > 1 and is_float(type_):
+            # LLVM would make the lesser of two a relaxed minimum, which may lose a NaN. Of bits it does not.
+            words = like(type_, f"i{bits(type_)}")
+            left, right = (self.op(words, f"bitcast {x} to {words}") for x in (left, right))
+            return self.op(type_, f"bitcast {self.select(condition, left, right)} to {type_}")
         chosen = f"{type_} {left.text}, {type_} {right.text}"
         return self.op(type_, f"select {condition.type} {condition.text}, {chosen}")
 

@@ -58,6 +58,7 @@ class Module:
         self.flush_bf16 = flush_bf16  # rounding to bf16 may make denormals zeros
         self.source_lines = source_lines  # whether `@native` functions note their lines, as comments
         self.target = target
+        self.relaxed = target.may_fuse  # asked with every choice of lanes
         self.declared: dict[str, str] = {}  # lines of intrinsics and functions of the process
         self.tables: dict[str, str] = {}
         self._functions: dict[str, Function] = {}
