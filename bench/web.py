@@ -3,6 +3,7 @@
     python bench/web.py                                  # the zoo's models, one thread
     python bench/web.py minilm magika -t 1 -t 2          # models, numbers of threads
     python bench/web.py qdq-transformer int8:128,384,1536
+    python bench/web.py --language smollm2               # a language model, next to wllama
     python bench/web.py --only-export                    # write the files that the measurement reads
 
 Node (22 or later) and onnxruntime-web are taken from --packages, a folder `node_modules` of npm:
@@ -33,6 +34,7 @@ from rlx_bench.harness import Expected
 from rlx_bench.machine import processor
 from rlx_bench.report import markdown_table
 from rlx_bench.web.exports import write_exports
+from rlx_bench.web.language import LANGUAGE_HEAD, language_cells, measure_language, write_language
 from rlx_bench.web.measure import HEAD, Places, WebRow, cells, measure
 from rlx_bench.web.places import chromium
 from rlx_bench.workloads import check_name, models_named
@@ -58,6 +60,7 @@ def main() -> None:
         "models", nargs="*", default=["zoo"], help="zoo (the default), networks, or single ones"
     )
     parser.add_argument("--threads", "-t", type=int, action="append", help="may be repeated; 1")
+    parser.add_argument("--language", metavar="ID", help="a language model of the zoo in place of models")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of three timings each")
     parser.add_argument("--starts", type=int, default=3, help="first results of each; 0 leaves them out")
     parser.add_argument("--packages", type=Path, metavar="DIR", help="a folder node_modules of npm")
@@ -74,6 +77,9 @@ def main() -> None:
     with ExitStack() as stack:
         folder = given.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if given.only_export:
+            if given.language:
+                write_language(given.language, folder)
+                return
             for spec in specs:
                 print_note(f"{spec}: {', '.join(map(str, write_exports(spec, folder).values()))}")
             return
@@ -82,6 +88,22 @@ def main() -> None:
         served = {"made": folder, **({"packages": packages} if packages else {})}
         browser = None if given.no_browser else stack.enter_context(chromium(served))
         places = Places(folder, packages, node, browser)
+        if given.language:
+            if browser is None:
+                parser.error("language models are measured in a browser")
+            print_line(processor())
+            lines = [
+                line
+                for count in given.threads or [1]
+                for line in language_cells(
+                    measure_language(
+                        given.language, count, browser, folder, packages is not None, given.starts, print_note
+                    ),
+                    count,
+                )
+            ]
+            print_table(LANGUAGE_HEAD, lines)
+            return
         expected = stack.enter_context(Expected())
         rows = list[WebRow]()
         for threads in given.threads or [1]:

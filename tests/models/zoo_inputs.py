@@ -16,6 +16,9 @@ MODELS = {
     "ppocr-rec": {"p2o.DynamicDimension.0": 1, "x.2": 48, "p2o.DynamicDimension.1": 64},
     "ppocr-det": {"p2o.DynamicDimension.0": 1, "p2o.DynamicDimension.1": 64, "p2o.DynamicDimension.2": 64},
     "basic-pitch": {"unk__749": 1},
+    "whisper80": {"batch_size": 1, "N": 4000},
+    "whisper80-conv": {"batch_size": 1, "N": 4000},
+    "open-nsfw": {"unk__653": 1},
 }
 
 

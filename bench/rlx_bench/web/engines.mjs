@@ -1,12 +1,18 @@
 // Engines that run one model: what they take and give, and how long it takes. Node and browsers share this.
 
+import * as languages from "./language.mjs";
+
 const NUMBERS = {
   float32: Float32Array, float64: Float64Array, int64: BigInt64Array, uint64: BigUint64Array, int32: Int32Array,
   uint32: Uint32Array, int16: Int16Array, uint16: Uint16Array, int8: Int8Array, uint8: Uint8Array, bool: Uint8Array,
 };
 
 async function bytesOf(url) {
-  if (url.protocol !== "file:") return (await fetch(url)).arrayBuffer();
+  if (url.protocol !== "file:") {
+    const response = await fetch(url);
+    if (!response.ok) throw new Error(`${url} cannot be loaded: ${response.status}`);
+    return response.arrayBuffer();
+  }
   const { readFile } = await import("node:fs/promises");
   const { buffer, byteOffset, length } = await readFile(url);
   return buffer.slice(byteOffset, byteOffset + length);
@@ -76,6 +82,15 @@ export const answers = {
     await engine.run();
     return { ready: (performance.now() - start) / 1000 };
   },
+  /** Load a language model and answer a short prompt: `ready` is the time to the first token. */
+  async open({ engine: name, folder, packages, threads, base }) {
+    const at = (path) => path && new URL(path, base);
+    const start = performance.now();
+    engine = await languages[name]({ folder: at(folder), packages: at(packages), threads });
+    await engine.answer(8, 0);
+    return { ready: (performance.now() - start) / 1000 };
+  },
+  answer: ({ prompt, made }) => engine.answer(prompt, made),
   async warm({ runs }) {
     for (let i = 0; i < runs; i++) await engine.run();
     return { runs };

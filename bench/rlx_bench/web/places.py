@@ -115,6 +115,13 @@ class _Handler(SimpleHTTPRequestHandler):
         pass
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Silent: connections break when the browser ends."""
+
+
 class Chromium:
     """A browser with one page, whose workers hold an engine each; `folders` are served by their names."""
 
@@ -147,8 +154,7 @@ def chromium(folders: dict[str, Path]) -> Iterator[Chromium]:
     found = Chromium(folders)
     binary = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
     handler = functools.partial(_Handler, chromium=found)
-    with tempfile.TemporaryDirectory() as profile, ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
+    with tempfile.TemporaryDirectory() as profile, _Server(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/page.html"
         quiet = subprocess.DEVNULL

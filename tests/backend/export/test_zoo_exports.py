@@ -39,3 +39,33 @@ def test_models_as_c_and_wasm(  # type: ignore[no-untyped-def]
     web.bind(order)
     for name, value in web.run(feed).items():
         np.testing.assert_allclose(value, want[name], rtol=1e-4, atol=1e-4)
+
+
+def test_a_language_model_as_c_and_wasm(zoo_path: Callable[..., Path], require, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """A prompt, then single tokens: keys and values are states of the export."""
+    require("wasmtime")
+    from exported_modules import WebModel
+
+    program = rlx.llm.load(zoo_path("smollm2"), context=64, threads=1).program
+    ranges = {"past": (0, 63), "new": (1, 8), "wanted": (0, 1)}
+    library, web = Library(program, tmp_path, ranges, name="net"), WebModel(program, ranges)
+    models = [library.open(threads=2), web]
+    stream = program.stream()
+    tokens = np.random.default_rng(0).integers(0, 1000, 10)
+    past = 0
+    for count in (8, 1, 1):
+        feed = {
+            "past": np.zeros((past, 0), np.int8),
+            "tokens": tokens[past : past + count],
+            "wanted": np.array([count - 1]),
+        }
+        want = stream.step(feed)
+        for model, exact in zip(models, (True, False), strict=True):
+            sizes = {"past": past, "new": count, "wanted": 1}
+            model.bind([sizes[s.name] for s in web.tables.symbols])
+            for name, value in model.run(feed).items():
+                if exact:
+                    assert value.tobytes() == want[name].tobytes()
+                else:  # other vectors sum in another order
+                    assert np.abs(value - want[name]).max() < 1e-2 * np.abs(want[name]).max()
+        past += count
