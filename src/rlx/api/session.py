@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 import tempfile
@@ -25,7 +26,7 @@ from rlx.ir.text.container import GRAPH, PLAN, PROGRAM
 from rlx.model_kinds import ONNX_BYTES, START, about_folder, instead_of, is_onnx_object, what_else
 from rlx.runtime.store.artifact import Artifact, ArtifactWarning, Origin
 from rlx.runtime.store.programs import ProgramStore
-from rlx.target.cpu import resolve, runs_here
+from rlx.target.cpu import resolve, runs_here, targets
 
 if TYPE_CHECKING:
     from rlx.ir.attr import AttrValue
@@ -393,6 +394,8 @@ def _from_artifact(
     if options.get("device", "cpu") != "cpu":
         return _compile(file.source(custom), Options.of(None, options))
     number = file.find(resolve(Options.of(None, options).settled().target))
+    if number is None and "target" not in options and importlib.util.find_spec("llvmlite") is None:
+        number = _for_lesser_machine(file)
     if number is not None and (trust_native or file.is_trusted(number)):
         return _open(file, number, options)
     planned = {} if number is None else file.planned_with(number, KEPT)
@@ -400,6 +403,12 @@ def _from_artifact(
     program = _stored(model, None, None, planned | options, lambda: (file.source(custom), ()), custom)
     _note_that_it_was_compiled(program, file, number)
     return program
+
+
+def _for_lesser_machine(file: Artifact) -> int | None:
+    """The best code of a file that this machine runs, where nothing can be compiled for it."""
+    there = (file.find(t) for t in targets() if t.name in file.targets and runs_here(t))
+    return next((number for number in there if number is not None), None)
 
 
 def _note_that_it_was_compiled(

@@ -51,6 +51,10 @@ class System:
         """The processor that runs this thread, or -1 where that is not known."""
         return -1
 
+    def hardware_word(self) -> int:
+        """The bits in which the system tells what an AArch64 processor can do; 0 where it does not."""
+        return 0
+
     def pin(self, thread: int, cpus: Sequence[int]) -> None:
         """Let a thread, or the process for 0, run on these processors only. OSError if it may not; nothing
         happens on systems where threads cannot be bound."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MAP_NORESERVE = 0x4000  # Python's mmap module names it from 3.13 on
 _PR_SET_PDEATHSIG = 1
+_AT_HWCAP = 16
 _BACKGROUND = 10  # niceness of threads that nobody waits for
 
 
@@ -34,6 +35,13 @@ class Linux(Posix):
 
     def current_cpu(self) -> int:
         return int(self.c_library().sched_getcpu())
+
+    def hardware_word(self) -> int:
+        import ctypes  # start time
+
+        ask = self.c_library().getauxval
+        ask.restype, ask.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+        return int(ask(_AT_HWCAP))
 
     def pin(self, thread: int, cpus: Sequence[int]) -> None:
         os.sched_setaffinity(thread, cpus)

@@ -16,7 +16,7 @@ from rlx import config
 from rlx.errors import CompileError, ConfigError
 from rlx.records import dataclass
 from rlx.system import SYSTEM
-from rlx.target import cpuid
+from rlx.target import cpuid, hwcaps
 from rlx.target.prices import DEVICES, Prices
 
 BITS = {
@@ -111,6 +111,11 @@ class Target:
         return self.has("avx512vnni") or self.has("avxvnni")
 
     @property
+    def has_quads(self) -> bool:
+        """Whether one instruction multiplies bytes and adds four products to a sum."""
+        return self.has_vnni or self.has("dotprod")
+
+    @property
     def multiplies_pairs(self) -> bool:
         """Whether one instruction multiplies 16-bit integers and adds neighbouring products."""
         return self.x86 or self.web
@@ -154,6 +159,7 @@ _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsa
 _V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 _X86_TRIPLE = "x86_64-unknown-linux-gnu"
 _ARM_TRIPLE = "aarch64-unknown-linux-gnu"
+_NEON = ("fp-armv8", "neon")
 _SIMD128 = ("bulk-memory", "bulk-memory-opt", "nontrapping-fptoint", "sign-ext", "simd128")
 _WEB_TRIPLE = "wasm32-unknown-unknown"
 
@@ -188,6 +194,14 @@ def _x86(
     )
 
 
+def _arm(name: str, features: tuple[str, ...], unsigned_bytes: tuple[int, int] | None = None) -> Target:
+    tile = (8, 3)
+    tiles = _tiles(f64=tile, f32=tile, bf16=tile, f16=tile, i8=tile, u8=unsigned_bytes or tile)
+    return Target(
+        name, _ARM_TRIPLE, "generic", tuple(sorted(features)), 16, 32, 32 << 10, 1 << 20, 8 << 20, tiles
+    )
+
+
 _NAMED = (  # best first
     _x86("x86-64-v4-bf16-vnni", "x86-64-v4", (*_V4, "avx512bf16", "avx512vnni"), 64, 32, (8, 3)),
     _x86("x86-64-v4", "x86-64-v4", _V4, 64, 32, (8, 3)),
@@ -196,18 +210,9 @@ _NAMED = (  # best first
     _x86("x86-64-v3", "x86-64-v3", _V3, 32, 16, (6, 2), widens_rows=True),
     _x86("x86-64-v2", "x86-64-v2", _V2, 16, 16, (5, 2), widens_rows=True),
     _x86("x86-64", "x86-64", _SSE2, 16, 16, (5, 2), widens_rows=True),
-    Target(
-        "aarch64",
-        _ARM_TRIPLE,
-        "generic",
-        ("fp-armv8", "neon"),
-        16,
-        32,
-        32 << 10,
-        1 << 20,
-        8 << 20,
-        _tiles(f64=(8, 3), f32=(8, 3), bf16=(8, 3), f16=(8, 3), i8=(8, 3), u8=(8, 3)),
-    ),
+    # Both bytes of its dot product are signed: unsigned ones need registers for what is taken off them.
+    _arm("aarch64-dotprod", (*_NEON, "dotprod", "fullfp16"), unsigned_bytes=(6, 3)),
+    _arm("aarch64", _NEON),
 )
 
 
@@ -242,7 +247,7 @@ def targets() -> tuple[Target, ...]:
     """All named targets of machines, the most capable first.
 
     >>> [target.name for target in targets()][-2:]
-    ['x86-64', 'aarch64']
+    ['aarch64-dotprod', 'aarch64']
     """
     return _NAMED
 
@@ -280,7 +285,7 @@ def machine_features() -> frozenset[str]:
         except CompileError:  # a system that lets no memory become executable: it runs no code, but can plan
             pass
     if not _is_x86():
-        return frozenset(_BY_NAME["aarch64"].features)  # which every AArch64 has, whatever an emulator lists
+        return frozenset(_NEON) | hwcaps.features()  # the first two every AArch64 has, whatever is listed
     import llvmlite.binding as llvm
 
     found = {name for name, there in llvm.get_host_cpu_features().items() if there}

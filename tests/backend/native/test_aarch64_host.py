@@ -80,15 +80,15 @@ def needs_python(require) -> None:  # type: ignore[no-untyped-def]
     require("aarch64-python")
 
 
-def on_arm(text: str, cache: Path, *arguments: str, without: str = "") -> dict[str, Any]:
+def on_arm(text: str, cache: Path, *arguments: str, without: str = "", cpu: str = "max") -> dict[str, Any]:
     """What a program prints that AArch64's Python runs, without one of its packages."""
     folder = AARCH64_PYTHON
     packages = [str(path) for path in (folder / "site").iterdir() if path.name != without]
     home = {"PYTHONHOME": str(folder / "root" / "usr"), "RLX_CACHE": str(cache), "RLX_HOST": ""}
     path = os.pathsep.join([*packages, str(Path(rlx.__file__).parents[1])])
-    command = ["qemu-aarch64-static", "-L", str(folder / "root"), str(folder / "python"), "-c", text]
+    command = ["qemu-aarch64-static", "-cpu", cpu, "-L", str(folder / "root"), str(folder / "python")]
     done = subprocess.run(
-        [*command, *arguments],
+        [*command, "-c", text, *arguments],
         env={**os.environ, **home, "PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -99,9 +99,14 @@ def on_arm(text: str, cache: Path, *arguments: str, without: str = "") -> dict[s
     return found
 
 
-def test_it_compiles_and_runs(tmp_path: Path) -> None:
-    found = on_arm(COMPILE, tmp_path)
-    assert found["host"] == "aarch64" and found["features"] == ["fp-armv8", "neon"]
+@pytest.mark.parametrize(
+    ("cpu", "host", "more"),
+    [("cortex-a53", "aarch64", []), ("cortex-a76", "aarch64-dotprod", ["dotprod", "fullfp16"])],
+)
+def test_it_compiles_and_runs(tmp_path: Path, cpu: str, host: str, more: list[str]) -> None:
+    """As what the emulator is, whatever the machine below it."""
+    found = on_arm(COMPILE, tmp_path, cpu=cpu)
+    assert found["host"] == host and found["features"] == sorted(["fp-armv8", "neon", *more])
     assert found["missing"] == [] and not found["x86"] and found["thunks"] == 0
     assert found["off"].pop("half") <= 2e-3 and found["off"].pop("bytes") == 0
     assert all(off < 1e-5 for off in found["off"].values()), found["off"]

@@ -34,6 +34,8 @@ from gemm_harness import (
     tolerance,
     weight_kernel,
 )
+from rlx.api.compile import plan
+from rlx.codegen.cpu.build import build_kernels
 from rlx.codegen.cpu.product.gemm import GemmSpec, emit_gemm
 from rlx.codegen.cpu.product.packing import pack_weights
 from rlx.codegen.native import jit
@@ -352,6 +354,22 @@ def test_assembles_for_aarch64() -> None:
     module = Module(resolve("aarch64"))
     emit_gemm(module, "kernel", spec, dim_value=lambda fn, _: fn.field(fn.args[0], 6))
     assert "fmla" in jit.assembly(module.text(), resolve("aarch64"))
+
+
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+def test_dot_products_of_bytes_on_aarch64(dtype: str) -> None:
+    """A whole tile is summed by sdot, and its sums stay in registers."""
+    g = rlx.Graph("bytes")
+    w = g.param("w", (64, 48), "i8", value=np.ones((64, 48), np.int8))
+    g.output("y", rlx.ops.matmul_integer(g.input("x", (32, 64), dtype), w))
+    target = resolve("aarch64-dotprod")
+    texts = build_kernels(plan(g, target=target.name), target).texts
+    pieces = [piece for text in texts for piece in jit.assembly(text, target).split("\n.L")]
+    loops = [piece.partition("\tb.")[0] for piece in pieces if "sdot" in piece]  # up to their jump back
+    rows, vectors = target.tile(dtype)
+    most = max(loops, key=lambda piece: piece.count("sdot"))
+    assert most.count("sdot") == rows * vectors + (vectors if dtype == "u8" else 0)
+    assert "[sp" not in most
 
 
 def test_refusals() -> None:

@@ -261,6 +261,11 @@ class Lanes(Arithmetic):
         """i32 `total` + quads of i8 products, `a` unsigned and `b` signed: one x86 register of each."""
         return self._vnni("vpdpbusd", total, a, b, twins.dot_u8i8)
 
+    def dot_i8(self, total: Value, a: Value, b: Value) -> Value:
+        """i32 `total` + quads of signed i8 products: one AArch64 register of each."""
+        name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+        return self.intrinsic(name, total.type, total, a, b, feature="dotprod")
+
     def add_dot_i16(self, total: Value, a: Value, b: Value) -> Value:
         """i32 `total` + pairs of i16 products: one x86 register of each."""
         return self._vnni("vpdpwssd", total, a, b, twins.dot_i16)

@@ -1,8 +1,9 @@
 """Depthwise convolution of blocked images: every lane is a channel with a separate kernel.
 
-Where no window meets an edge, strips of a few columns run down the lines with all weights in registers. The
-pixels around are summed one by one. Where a block has a weight that is NaN or infinite, padding is
-multiplied, too, so that it shows. Threads share planes or bands of lines.
+Where no window meets an edge, strips of a few columns run down the lines with all weights in registers. At
+the upper and lower edge, strips leave out the lines of the window that are padding. The pixels at the left
+and right are summed one by one. Where a block has a weight that is NaN or infinite, padding is multiplied,
+too, so that it shows. Threads share planes or bands of lines.
 """
 
 from __future__ import annotations
@@ -87,8 +88,15 @@ class _Depthwise:
         self.blocks = -(-self.channels // self.lanes)
         self.frame = Frame(self.table.fn, 4)
         self.taps = self.shape.window[1] * self.shape.window[2]
-        spare = module.target.registers - min(self.taps, 9) - 3
-        self.columns = max(min(MOST_COLUMNS, spare // (1 + self.shape.strides[2])), 1)
+        self.unrolled = self.taps <= MOST_UNROLLED
+        self.columns = self.fitting(min(self.taps, 9) if self.unrolled else 1)
+        self.edge_columns = self.fitting(1)
+
+    def fitting(self, weights: int) -> int:
+        """Columns of a strip whose sums and pixels fit the registers next to some weights."""
+        target = self.table.fn.module.target
+        spare = target.registers - weights - 3 - target.web  # engines keep a register for themselves
+        return max(min(MOST_COLUMNS, spare // (1 + self.shape.strides[2])), 1)
 
     # ---- the nest of loops
 
@@ -143,13 +151,26 @@ class _Depthwise:
         def borders(padded: bool) -> None:
             name = f"{self.name}.{'padded' if padded else 'border'}"
             border = _border.written(name, kernel=self, padded=padded)
-            for h in loop(first, top):
-                call(border, args, frame, x, w, h, 0, width)
-            for h in loop(bottom, last):
-                call(border, args, frame, x, w, h, 0, width)
-            for h in loop(top, bottom):
-                call(border, args, frame, x, w, h, 0, columns[0])
-                call(border, args, frame, x, w, h, columns[1], width)
+
+            def lines(low: Count, high: Count, begin: Count, end: Count) -> None:
+                for h in loop(low, high):
+                    call(border, args, frame, x, w, h, begin, end)
+
+            if padded or self.shape.window[1] == 1:
+                lines(first, top, 0, width)
+                lines(bottom, last, 0, width)
+            else:
+                wide = self.edge_columns
+                count = udiv(columns[1] - columns[0], wide)
+                edge = _strip.written(f"{self.name}.edge{wide}", kernel=self, columns=wide, edge=True)
+                for t in loop(count):
+                    call(edge, args, frame, x, w, first, top, columns[0] + t * wide)
+                    call(edge, args, frame, x, w, bottom, last, columns[0] + t * wide)
+                for low, high in ((first, top), (bottom, last)):
+                    lines(low, high, 0, columns[0])
+                    lines(low, high, columns[0] + count * wide, width)
+            lines(top, bottom, 0, columns[0])
+            lines(top, bottom, columns[1], width)
 
         if self.padding_counts(w):
             borders(True)
@@ -179,6 +200,17 @@ class _Depthwise:
         return any_lane(is_nan(total))
 
     # ---- what strips and borders share
+
+    @inline
+    def clipped(self, at: Count, axis: int) -> tuple[Count, Count, Count]:
+        """(first element's place, first and last + 1 window element inside) of output `at`."""
+        table, shape = self.table, self.shape
+        dilation, window = shape.dilations[axis], shape.window[axis]
+        start = at * shape.strides[axis] - table.size(shape.low[axis])
+        before = udiv(max(0 - start, 0) + (dilation - 1), dilation)
+        room = table.size(shape.size[axis]) - start + (dilation - 1)
+        first = min(before, window)
+        return start, first, max(min(udiv(max(room, 0), dilation), window), first)
 
     @inline
     def weight(self, w: ptr, k: Count) -> Value:
@@ -237,15 +269,16 @@ def _strip(
     *,
     kernel: _Depthwise,
     columns: int,
+    edge: bool = False,
 ) -> None:
-    """Lines first..last of some columns, whose windows are all inside."""
+    """Lines first..last of some columns, whose windows are all inside; with `edge`, but for whole lines."""
     f, shape, kind, width = builder(), kernel.shape, kernel.kind, kernel.lanes
     line = kernel.table.size(kernel.x.axes[1])
     low_h, low_w = kernel.table.size(shape.low[1]), kernel.table.size(shape.low[2])
     common = kernel.common(frame)
     left = (pixel * shape.strides[2] - low_w) * width
     _, taps_h, taps_w = shape.window
-    unrolled = kernel.taps <= MOST_UNROLLED
+    unrolled = kernel.unrolled and not edge
     kept = [kernel.weight(w, k) for k in range(kernel.taps)] if unrolled else []
 
     def add_line(row: ptr, weights: Sequence[Value], sums: list[Value]) -> list[Value]:
@@ -267,7 +300,8 @@ def _strip(
                 row = gep(window, line * shape.dilations[1] * r, kernel.element)
                 sums = add_line(row, kept[r * taps_w : (r + 1) * taps_w], sums)
         else:
-            for r in loop(taps_h):
+            _, low_r, high_r = kernel.clipped(h, 1) if edge else (0, 0, taps_h)
+            for r in loop(low_r, high_r):
                 row = gep(window, line * shape.dilations[1] * r, kernel.element)
                 sums = add_line(row, [kernel.weight(w, r * taps_w + k) for k in range(taps_w)], sums)
         kernel.store(frame, sums, h, pixel, common)
@@ -289,23 +323,9 @@ def _border(
     """Pixels begin..end of a line whose windows include padding, which is multiplied or left out."""
     f, table, shape, kind, width = builder(), kernel.table, kernel.shape, kernel.kind, kernel.lanes
     line = table.size(kernel.x.axes[1])
-    low = [table.size(d) for d in shape.low]
-    size = [table.size(d) for d in shape.size]
     common = kernel.common(frame)
     _, taps_h, taps_w = shape.window
     padding = splat(kernel.nest.form.fill, width, kind.accumulator)
-
-    def clipped(at: Count, axis: int) -> tuple[Count, Count, Count]:
-        """(first element's place, first and last + 1 window element inside) of output `at`."""
-        start, window, dilation = (
-            at * shape.strides[axis] - low[axis],
-            shape.window[axis],
-            shape.dilations[axis],
-        )
-        before = udiv(max(0 - start, 0) + (dilation - 1), dilation)
-        room = size[axis] - start + (dilation - 1)
-        first = min(before, window)
-        return start, first, max(min(udiv(max(room, 0), dilation), window), first)
 
     def add_padding(r: Count, first: Count, last: Count, total: Value) -> Value:
         """`total` with products of padding with weights first..last of window line r."""
@@ -313,7 +333,7 @@ def _border(
             total = kind.multiply_add(f, padding, kernel.weight(w, r * taps_w + k), total)
         return total
 
-    top, first_h, last_h = clipped(h, 1)
+    top, first_h, last_h = kernel.clipped(h, 1)
     outside = kind.zero  # of window lines that are padding: the same for all pixels of the line
     if padded:
         for r in loop(0, first_h):
@@ -324,7 +344,7 @@ def _border(
     apart = padded and not kernel.nest.form.fill
 
     for p in loop(begin, end):
-        left, first_w, last_w = clipped(p, 2)
+        left, first_w, last_w = kernel.clipped(p, 2)
         sums = [kind.zero, outside] if apart else [outside]  # of pixels first, of padding last
         for r in loop(first_h, last_h):
             row = (top + r * shape.dilations[1]) * line

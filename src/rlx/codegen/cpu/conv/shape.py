@@ -34,6 +34,8 @@ def tile_pixels(target: Target, kind: Kind) -> int:
     """Pixels of a register tile: accumulators, one vector of each weight and one of x fill the registers."""
     spare = VECTORS + (1 if target.has_fma and kind.adds_at_once else 2)
     spare += target.web  # engines keep a register for themselves
+    if kind.has_excess:  # sums of what is added too much, and the factor
+        spare += VECTORS + 1
     return (target.registers - spare) // VECTORS
 
 

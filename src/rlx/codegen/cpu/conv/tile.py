@@ -10,7 +10,7 @@ from rlx.codegen.cpu.conv.shape import Geometry
 from rlx.codegen.cpu.conv.skip import Taps
 from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.cpu.product.gemm_end import Frame
-from rlx.codegen.cpu.product.microkernel import Kind, Places, accumulate
+from rlx.codegen.cpu.product.microkernel import Kind, Places, add_steps, with_excess, without_excess
 from rlx.codegen.native.irtext import Value, vector
 from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import builder, gep, i64, load, loop, noalias, ptr, store
@@ -138,7 +138,7 @@ class ConvTile:
 
         def add_products(x: ptr, w: ptr, sums: list[Value], depth: int) -> list[Value]:
             rows, columns = self.rows(x, pixels), self.columns(w, vectors)
-            return accumulate(f, kind, rows, columns, depth, sums)
+            return add_steps(f, kind, rows, columns, depth, sums)
 
         def add_line(x: ptr, w: ptr, sums: list[Value], channels: int) -> list[Value]:
             """Sums with all products of one line of the window."""
@@ -161,14 +161,15 @@ class ConvTile:
             return sums
 
         per_block = taps_d * taps_h * taps_w * self.block * width
-        sums = ([kind.zero] * vectors if part is None else part.start) * pixels
+        start = ([kind.zero] * vectors if part is None else part.start) * pixels
+        sums = with_excess(kind, start, vectors)
         for b in loop(blocks):
             there = gep(x, b * x_block, element)
             sums = add_window(there, gep(w, b * per_block, element), sums, self.block)
         if self.tail:
             there = gep(x, blocks * x_block, element)
             sums = add_window(there, gep(w, blocks * per_block, element), sums, self.tail)
-        return sums
+        return without_excess(kind, sums, vectors)
 
 
 @native(internal=True, noinline=True)

@@ -34,6 +34,8 @@ from rlx.kernel.quads import OFFSET
 from rlx.records import dataclass
 from rlx.target.cpu import Target
 
+UNROLLED = 4  # steps that are written one after the other where the compiler does not do it: WebAssembly
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -135,30 +137,32 @@ class Bf16Pairs(Kind):
 
 @dataclass(frozen=True)
 class ByteQuads(Kind):
-    """Four k at a time by the dot product of unsigned bytes (A) with signed ones (B).
+    """Four k at a time by the dot product of bytes (A) with signed ones (B); those of A are unsigned on x86,
+    and signed on AArch64 (`takes_signed`).
 
-    A signed A is read with 128 added to each byte; what that adds to the sums of a column is summed next to
-    them and taken off in the end.
+    Another A is read with 128 added to each byte, or taken off; what that adds to the sums of a column is
+    summed next to them and taken off in the end.
     """
 
     signed: bool
+    takes_signed: bool = False
 
     @inline
     def read_a(self, f: Function, place: Value, count: int) -> Value:
         words = splat(quad_at(place, count), self.lanes)
-        if self.signed:
+        if self.has_excess:
             words ^= -0x7F7F7F80
         return bitcast(words, vector("i8", 4 * self.lanes))
 
     def multiply_add(self, f: Function, a: Value, b: Value, total: Value) -> Value:
-        return f.dot_u8i8(total, a, b)
+        return f.dot_i8(total, a, b) if self.takes_signed else f.dot_u8i8(total, a, b)
 
     @property
     def has_excess(self) -> bool:
-        return self.signed
+        return self.signed != self.takes_signed
 
     def excess(self, f: Function, b: Value, total: Value) -> Value:
-        return f.dot_u8i8(total, constant(b.type, -128), b)
+        return self.multiply_add(f, constant(b.type, -128), b, total)
 
     def widened(self, f: Function, value: Value) -> Value:
         return value
@@ -320,8 +324,8 @@ def kind_of(
         lanes, signed = target.lanes("i32"), dtype == "i8"
         if small:
             return SmallQuads("i8", "i32", 4, lanes, signed)
-        if grouped and target.has_vnni:
-            return ByteQuads("i8", "i32", 4, lanes, signed)
+        if grouped and target.has_quads:
+            return ByteQuads("i8", "i32", 4, lanes, signed, target.arm)
         if grouped and prepared and target.widens_rows:
             return WidenedPairs("i8", "i32", 2, lanes, True, signed)
         if grouped and target.multiplies_pairs:
@@ -386,6 +390,20 @@ class Places:
         return [gep(pointer, offset, self.element) for pointer, offset in zip(own, self.offsets, strict=True)]
 
 
+def with_excess(kind: Kind, sums: Sequence[Value], width: int) -> list[Value]:
+    """The sums of a tile, followed by those of what is added too much to each of `width` columns."""
+    return [*sums, *[kind.zero] * (width if kind.has_excess else 0)]
+
+
+@inline
+def without_excess(kind: Kind, sums: list[Value], width: int) -> list[Value]:
+    """The sums of a tile alone, with what was added too much taken off."""
+    if not kind.has_excess:
+        return sums
+    tile = len(sums) - width
+    return [Word(total) - sums[tile + n % width] for n, total in enumerate(sums[:tile])]
+
+
 @inline
 def accumulate(
     f: Function,
@@ -402,7 +420,25 @@ def accumulate(
     Steps of `rows` and `columns` count one group of k. The mask, if any, belongs to the last column vector.
     `meanwhile(step)` writes what every whole step does besides.
     """
-    width, tile = len(columns.offsets), len(start)
+    width = len(columns.offsets)
+    sums = with_excess(kind, start, width)
+    return without_excess(kind, add_steps(f, kind, rows, columns, depth, sums, mask, meanwhile), width)
+
+
+@inline
+def add_steps(
+    f: Function,
+    kind: Kind,
+    rows: Places,
+    columns: Places,
+    depth: Count,
+    sums: list[Value],
+    mask: Value | None = None,
+    meanwhile: Callable[[Count], None] | None = None,
+) -> list[Value]:
+    """What `accumulate` does to sums `with_excess`."""
+    width = len(columns.offsets)
+    tile = len(rows.offsets) * width
     masks = [None] * (width - 1) + [mask]
 
     def step(k: Count, count: int, sums: list[Value]) -> list[Value]:
@@ -416,13 +452,14 @@ def accumulate(
         return out + [kind.excess(f, x, total) for x, total in zip(b, sums[tile:], strict=False)]
 
     whole, rest = udiv(depth, kind.group), urem(depth, kind.group)
-    sums = [*start, *[kind.zero] * (width if kind.has_excess else 0)]
-    for k in loop(whole):
-        if meanwhile is not None:
-            meanwhile(k)
-        sums = step(k, kind.group, sums)
+    if f.module.target.web and isinstance(whole, int) and whole <= UNROLLED and meanwhile is None:
+        for early in range(whole):
+            sums = step(early, kind.group, sums)
+    else:
+        for k in loop(whole):
+            if meanwhile is not None:
+                meanwhile(k)
+            sums = step(k, kind.group, sums)
     for count in range(1, kind.group):
         sums = sums if rest != count else step(whole, count, sums)
-    if not kind.has_excess:
-        return sums
-    return [Word(total) - sums[tile + n % width] for n, total in enumerate(sums[:tile])]
+    return sums
