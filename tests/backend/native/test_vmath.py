@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,10 @@ from backend.native.vmath_measure import (
 )
 from machines import on_targets
 from rlx import ops
-from rlx.codegen.native import jit, vmath
-from rlx.codegen.native.irtext import Module, constant, vector
+from rlx.codegen.native import jit, vmath, vmath_exp
+from rlx.codegen.native.irtext import Int, Module, Value, constant, vector
+from rlx.codegen.native.notation import write
+from rlx.codegen.native.words import Word
 from rlx.errors import CompileError, DTypeError
 from rlx.ir.graph import Graph
 from rlx.target.cpu import Target, resolve, runs_here, targets
@@ -54,6 +57,37 @@ def test_f32_error(target: Target, name: str) -> None:
 def test_f64_error(target: Target, name: str) -> None:
     error, where = largest_error(target, name, "double")
     assert error <= LIMIT, f"{name}{where} is {error:.2f} ulp off"
+
+
+@each_target
+def test_exp2_of_a_distance(target: Target) -> None:
+    """The weight of a score in attention: 2**x for x <= 0, exact for whole x, 0 where nothing counts."""
+    lanes = target.lanes("f32")
+    type_ = vector("float", lanes)
+    module = Module(target)
+    f = module.function("kernel", [("ptr", "x"), ("ptr", "y"), ("i64", "n")])
+    x, y, n = f.args
+
+    def step(i: Int, _: list[Value]) -> None:
+        found = write(f, vmath_exp.exp2_of_distance, Word(f.load(type_, f.gep(x, i, "float"))))
+        f.store(found, f.gep(y, i, "float"))
+
+    f.loop(0, n, lanes, [], step)
+    code = jit.compile_and_load(module.text(), target)
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(code.address("kernel"))
+    rng = np.random.default_rng(0)
+    values = [np.linspace(-126, 0, 1 << 16), -rng.exponential(1, 1 << 14), -np.arange(127.0)]
+    given = np.concatenate([*values, np.full(lanes, -np.inf), np.full(lanes, np.nan), [-1e30, -200.0]])
+    given = np.resize(given.astype(np.float32), -(-given.size // lanes) * lanes)
+    got = np.empty_like(given)
+    call(given.ctypes.data, got.ctypes.data, given.size)
+    want = np.exp2(given.astype(np.float64))
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(given))
+    low, whole = given <= -160, (given == np.round(given)) & (given >= -126)
+    np.testing.assert_array_equal(got[low], 0)
+    np.testing.assert_array_equal(got[whole], want[whole])
+    normal = given >= -126
+    assert (np.abs(got - want) <= 1.5 * np.spacing(want.astype(np.float32)))[normal].all()
 
 
 @pytest.mark.slow

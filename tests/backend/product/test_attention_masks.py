@@ -1,4 +1,4 @@
-"""Masks that hide whole blocks of keys: the bits as without these keys, and what is not finite counts."""
+"""Masks that hide keys from all queries of a block: the bits as without these keys; infinities count."""
 
 from __future__ import annotations
 
@@ -62,6 +62,25 @@ def test_hidden_keys_change_no_bit(target: str, fill: str) -> None:
     all_keys = program(KEYS, kind, target).run(given)["y"]
     first_keys = program(LAST, kind, target).run(cut(given, LAST))["y"]
     assert all_keys.tobytes() == first_keys.tobytes()
+
+
+@pytest.mark.parametrize("width", [1, 40, 90])
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_keys_outside_a_sliding_window_change_no_bit(target: str, fill: str, width: int) -> None:
+    """Those before it and after it, also inside of a block; other numbers there are as good."""
+    given, kind = arrays(4), "bool" if FILLS[fill] is None else "f32"
+    ahead = np.arange(KEYS) - np.arange(QUERIES)[:, None] - LAST
+    given["mask"] = masked(FILLS[fill], (ahead >= 0) & (ahead < width))
+    all_keys = program(KEYS, kind, target).run(given)["y"]
+    later = {name: np.ascontiguousarray(x[:, LAST:]) for name, x in given.items() if name != "q"}
+    assert (
+        all_keys.tobytes() == program(KEYS - LAST, kind, target).run(later | {"q": given["q"]})["y"].tobytes()
+    )
+    for name in "kv":
+        given[name][:, LAST + QUERIES + width :] = arrays(5)[name][:, LAST + QUERIES + width :]
+        given[name][:, :LAST] *= 3
+    assert all_keys.tobytes() == program(KEYS, kind, target).run(given)["y"].tobytes()
 
 
 @pytest.mark.parametrize("fill", FILLS)

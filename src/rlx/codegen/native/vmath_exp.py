@@ -38,6 +38,7 @@ from rlx.codegen.native.words import (
     fcmp,
     floor,
     fma,
+    fmax_x86,
     fmin_x86,
     fpext,
     fptrunc,
@@ -115,6 +116,24 @@ def exp2(x: Word) -> Word:
     n, power = whole_part(x)
     r = x - n
     return scale(fma(r, fit(r, tables.EXP2), 1.0), power)
+
+
+@inline
+def exp2_of_distance(x: Word) -> Word:
+    """2**x for f32 x <= 0, exact for whole x: the weight of a score that is -x below the largest.
+
+    It is 0 below 2**-126.5, where such a weight adds nothing to a sum of weights, which is at least 1. So one
+    factor is enough, whose exponent counts up from 0.
+    """
+    if has_power_table(x):
+        return exp2(x)
+    fmt = format_of(x)
+    counter = rounder(x, 1) + fmt.bias
+    x = fmax_x86(number(x, -fmt.bias), x)  # not a number stays so
+    word = x + counter
+    r = x - (word - counter)
+    power = bitcast(bitcast(word, integer_type(x)) << fmt.mantissa, x.type)
+    return fma(r, fit(r, tables.EXP2), 1.0) * power
 
 
 @inline

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlx.codegen.cpu.attention.mask import HIDDEN, KEYS, BlockMask, is_turned
-from rlx.codegen.native import vmath
 from rlx.codegen.native.irtext import Function
 from rlx.codegen.native.irtypes import vector
 from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.vmath_exp import exp2_of_distance
 from rlx.codegen.native.words import (
     Int,
     Word,
     bitcast,
     broadcast,
-    builder,
     call,
     fma,
     fmax_x86,
@@ -41,12 +40,20 @@ from rlx.ir.dim import Dim
 
 if TYPE_CHECKING:
     from rlx.codegen.cpu.attention.flash import Access, Attention, AttentionSpec
+    from rlx.target.cpu import Target
 
-TILE_ROWS = {32: {1: 16, 2: 12, 3: 8}, 16: {1: 12, 2: 6}}
-"""Registers -> query vectors -> key rows of a tile of S^T, value columns of one of O^T. The sums, the query
-vectors and one vector of the other operand fit the registers."""
+PARTIAL_SUMS = 4  # of a score: every fourth feature, or pair of them
 LOG2E = math.log2(math.e)
 SHORT = 32  # keys up to which code for their number gains less than it costs to compile
+
+
+def tile_rows(target: Target) -> dict[int, int]:
+    """Query vectors -> value columns of a tile of O^T. The sums, the query vectors and one vector of the
+    other operand fit the registers; a product that is not fused with its addition takes one more.
+    """
+    if target.registers >= 32:
+        return {1: 16, 2: 12, 3: 8}
+    return {1: 12, 2: 6, 3: 4} if target.has_fma else {1: 12, 2: 6}
 
 
 Rows = tuple[ptr, Int, Int, str]
@@ -64,11 +71,52 @@ def narrowed(x: Word, element: str) -> Word:
     return x if element == "float" else bitcast(fptrunc(x, element), vector("i16", x.width))
 
 
+class Scaling(NamedTuple):
+    """From products of queries and keys to weights: what is multiplied with queries, with products before a
+    mask (None: nothing), and with differences of scores before their power of 2.
+    """
+
+    queries: float
+    before: float | None
+    after: float
+    adds: bool  # whether a mask is added; else it says what is seen
+
+    @staticmethod
+    def of(spec: AttentionSpec, in_pairs: bool) -> Scaling:
+        """Pairs of bf16 are not scaled, which would round them again. Scores of which the largest stays the
+        largest are scaled as late as that costs nothing.
+        """
+        scale, adds = spec.scale, spec.mask_kind == "add"
+        if not in_pairs:
+            return Scaling(scale if adds else scale * LOG2E, None, LOG2E if adds else 1.0, adds)
+        if adds or not scale > 0:
+            return Scaling(1.0, None if scale == 1.0 else scale, LOG2E, adds)
+        return Scaling(1.0, None, scale * LOG2E, adds)
+
+    @inline
+    def masked(self, x: Word, mask: Word | None) -> Word:
+        """Products as scores, with their mask."""
+        if self.adds is True and mask is not None:
+            return x + mask if self.before is None else fma(x, self.before, mask)
+        if self.before is not None:
+            x *= self.before
+        return x if mask is None else select(mask != 0, x, HIDDEN)
+
+    @inline
+    def power(self, score: Word, base: Word) -> Word:
+        """The weight of a score. Their difference is exact where it counts, also of large scores."""
+        x = score - base
+        if self.after != 1.0:
+            x *= self.after
+        return exp2_of_distance(x)
+
+
 class Block:
     """The function for one number of query vectors."""
 
     def __init__(self, kernel: Attention, fn: Function, vectors: int) -> None:
         self.kernel, self.fn, self.vectors, self.spec = kernel, fn, vectors, kernel.spec
+        self.scaling = kernel.scaling
         self.lanes, self.type, self.element = kernel.lanes, kernel.type, kernel.element
         self.nr = self.lanes * vectors
         scratch, self.q, self.k, self.v, self.o, self.mask = map(ptr, fn.args[1:7])
@@ -86,8 +134,6 @@ class Block:
         self.own_masks = BlockMask(self, copy) if is_turned(self.spec) else None
         in_rows = self.spec.k.column == 1 and self.spec.v.column == 1
         self.may_skip = type(self) is Block and in_rows
-        self.after = LOG2E if self.spec.mask_kind == "add" else 1.0  # factor of differences of scores
-        self.before: float | None = None  # factor of a product before its mask
         self.right = 0 if self.spec.causal else self.spec.right if self.spec.right >= 0 else None
         self.left = self.spec.left if self.spec.left >= 0 else None  # keys that a query sees before itself
 
@@ -125,20 +171,24 @@ class Block:
         self.position = self.first + self.dim(spec.offset)  # key position of the first query
         if self.right is not None:  # keys after the last query's reach are never touched
             keys = max(min(keys, self.position + self.count + self.right), 0)
-        if self.left is not None:
-            start = udiv(max(self.position - self.left, 0), KEYS) * KEYS
-        for k0 in loop(start, keys, KEYS):
-            self.some_keys(k0, min(keys - k0, KEYS))
+        if self.left is not None:  # pairs of keys stay together
+            start = udiv(max(self.position - self.left, 0), 2) * 2
+        for k0 in loop(udiv(start, KEYS) * KEYS, keys, KEYS):
+            first = k0 if self.left is None else max(k0, start)
+            self.some_keys(first, min(keys, k0 + KEYS) - first)
         self.write()
 
     @inline
     def some_keys(self, k0: Int, n: Int) -> None:
-        """A block of keys, unless the mask hides it from all queries."""
+        """A block of keys, without those at its ends that the mask hides from all queries."""
         masks = self.own_masks
         if masks is None:
             self.key_block(k0, n)
-        elif self.may_skip and masks.hides(k0, n):
-            pass
+        elif self.may_skip:
+            start, stop = masks.shown(k0, n)
+            if start < stop:
+                masks.fill(k0 + start, stop - start)
+                self.key_block(k0 + start, stop - start)
         else:
             masks.fill(k0, n)
             self.key_block(k0, n)
@@ -146,8 +196,7 @@ class Block:
     @inline
     def pack_queries(self) -> None:
         """Q^T with scale and log2 e folded in; lanes past the last query repeat it or hold zeros."""
-        spec, step = self.spec, self.dim(self.spec.q.row)
-        factor = spec.scale * (1.0 if spec.mask_kind == "add" else LOG2E)
+        spec, step, factor = self.spec, self.dim(self.spec.q.row), self.scaling.queries
         for j in range(self.vectors):
             start = gep(self.q, step * (self.lanes * j), self.element)
             left = self.count - self.lanes * j
@@ -183,7 +232,7 @@ class Block:
         for j in range(self.vectors):
             top = load(self.type, self.at(self.alpha, 0, j))
             base = select(top == HIDDEN, 0.0, top)
-            alpha = self.power(load(self.type, self.at(self.top, 0, j)), base)
+            alpha = self.scaling.power(load(self.type, self.at(self.top, 0, j)), base)
             store(top, self.at(self.top, 0, j))
             store(alpha, self.at(self.alpha, 0, j))
             bases.append(base)
@@ -199,26 +248,18 @@ class Block:
             added = []
             for j in range(self.vectors):
                 place = self.at(self.st, i, j)
-                p = self.power(load(self.type, place), bases[j])
+                p = self.scaling.power(load(self.type, place), bases[j])
                 store(p, place)
                 added.append(sums[j] + p)
             sums = added
         return sums
 
     @inline
-    def power(self, score: Word, base: Word) -> Word:
-        """The weight of a score. Their difference is exact where it counts, also of large scores."""
-        x = score - base
-        if self.after != 1.0:
-            x *= self.after
-        return Word(vmath.apply(builder(), "exp2", x, inline=True))
-
-    @inline
     def scores(self, k0: Int, n: Int) -> None:
         """S^T of a block and, in place of `alpha`, the largest scores so far: tiles of key rows; the last one
         overlaps the one before it.
         """
-        rows = self.kernel.tile_rows[self.vectors]
+        rows = self.score_rows()
         base, step, column, element = self.key_rows(k0, n)
 
         def tile(row: Int, height: int) -> None:
@@ -240,6 +281,13 @@ class Block:
             for row in loop(n):
                 tile(row, 1)
 
+    def score_rows(self) -> int:
+        """Key rows of a tile of S^T. Their totals fit 32 registers as well; with 16, they are in memory while
+        a partial sum runs.
+        """
+        has_room = self.kernel.module.target.registers >= 32
+        return 12 // self.vectors if has_room else self.kernel.tile_rows[self.vectors]
+
     def key_rows(self, k0: Int, n: Int) -> Rows:
         """Where keys are read."""
         return self.rows_of(self.k, self.spec.k, k0)
@@ -255,27 +303,38 @@ class Block:
 
     @inline
     def products(self, keys: list[ptr], column: Int) -> list[list[Word]]:
-        """Scores of a few keys: for each of them, those of all vectors of queries."""
-        sums = [[splat(0.0, self.lanes)] * self.vectors] * len(keys)
-        for d in loop(self.spec.depth):
+        """Scores of a few keys: for each of them, those of all vectors of queries.
+
+        Each is the sum of four partial sums: of features 0, 4, 8 ..., of features 1, 5, 9 ..., and so on.
+        Rows of single queries (`row.py`) add in the same order.
+        """
+
+        def pair(d: Int) -> tuple[list[Word], list[Word]]:
             q = [load(self.type, self.at(self.qt, d, j)) for j in range(self.vectors)]
-            added = []
-            for start, before in zip(keys, sums, strict=True):
-                k = broadcast(gep(start, d * column, "float"), "float", self.lanes)
-                added.append([fma(k, x, s) for x, s in zip(q, before, strict=True)])
-            sums = added
-        return sums
+            return [broadcast(gep(start, d * column, "float"), "float", self.lanes) for start in keys], q
+
+        depth = self.spec.depth
+        totals = [[splat(0.0, self.lanes)] * self.vectors] * len(keys)
+        for first in loop(min(PARTIAL_SUMS, depth)):
+            row, q = pair(first)
+            sums = [[k * x for x in q] for k in row]
+            for d in loop(first + PARTIAL_SUMS, depth, PARTIAL_SUMS):
+                row, q = pair(d)
+                added = zip(row, sums, strict=True)
+                sums = [[fma(k, x, s) for x, s in zip(q, own, strict=True)] for k, own in added]
+            totals = [[t + s for t, s in zip(*own, strict=True)] for own in zip(totals, sums, strict=True)]
+        return totals
 
     @inline
     def seen(self, x: Word, k0: Int, row: Int, j: int) -> Word:
         """Scores of a key as they are weighed: with the mask, and -inf where a query may not see it."""
         key = k0 + row
+        mask = None
         if self.own_masks is not None:
-            x = self.masked(x, self.own_masks.read(row, j))
+            mask = self.own_masks.read(row, j)
         elif self.spec.mask is not None:
-            x = self.masked(x, self.mask_of(key, j))
-        elif self.before is not None:
-            x *= self.before
+            mask = self.mask_of(key, j)
+        x = self.scaling.masked(x, mask)
         if self.right is self.left is None:
             return x
         return select(self.hidden(key, j), HIDDEN, x)
@@ -293,14 +352,6 @@ class Block:
         exists = lanes(max(self.count - self.lanes * j, 0), self.lanes)
         index = iota(self.lanes) * splat(step, self.lanes, "i64")
         return gather(start, index, element, exists)
-
-    @inline
-    def masked(self, x: Word, value: Word) -> Word:
-        if self.spec.mask_kind == "add":
-            return x + value if self.before is None else fma(x, self.before, value)
-        if self.before is not None:
-            x *= self.before
-        return select(value != 0, x, HIDDEN)
 
     @inline
     def hidden(self, key: Int, j: int) -> bool:
@@ -355,12 +406,12 @@ class Block:
                 for j, s in enumerate(column):
                     store(s, self.at(self.ot, first + i, j))
 
-        rows = self.kernel.tile_rows[vectors]
-        whole = depth - depth % rows
-        for first in loop(0, whole, rows):
+        tiles = -(-depth // self.kernel.tile_rows[vectors])
+        rows, larger = divmod(depth, tiles)  # a small last tile would wait for its sums
+        for first in loop(0, larger * (rows + 1), rows + 1):
+            tile(first, rows + 1)
+        for first in loop(larger * (rows + 1), depth, rows):
             tile(first, rows)
-        if depth % rows:
-            tile(whole, depth % rows)
 
     @inline
     def write(self) -> None:

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from rlx.codegen.cpu.attention.block import TILE_ROWS, Block, narrowed
+from rlx.codegen.cpu.attention.block import Block, Scaling, narrowed, tile_rows
 from rlx.codegen.cpu.attention.mask import BlockMask
 from rlx.codegen.cpu.attention.pairs import PairBlock
-from rlx.codegen.cpu.attention.row import FEW, row_function
+from rlx.codegen.cpu.attention.row import FEW, Row
+from rlx.codegen.cpu.attention.row_pairs import PairRow
 from rlx.codegen.cpu.attention.wide import WideBlock
 from rlx.codegen.cpu.frame import FIRST_OPERAND, EmittedKernel, KernelFrame, kernel, unflatten
 from rlx.codegen.cpu.primitives import MEMORY
@@ -95,14 +96,16 @@ class Attention:
         target, dtype = frame.module.target, frame.inputs[spec.q.operand].dtype.name
         self.lanes = target.lanes("f32")
         self.type = vector("float", self.lanes)
-        self.tile_rows = TILE_ROWS[target.registers]
+        self.tile_rows = tile_rows(target)
         self.most = max(self.tile_rows)  # vectors of queries of one block
         self.width = self.lanes * self.most  # queries that scratch has room for
         self.element, self.o_element = MEMORY[dtype], MEMORY[frame.outputs[0].dtype.name]
         self.mask_element = "i8" if spec.mask_kind == "bool" else "float"
-        self.block_type: type[Block] = Block if dtype == "f32" else WideBlock
-        if dtype == "bf16" and target.has_bf16 and all(a.column == 1 for a in (spec.q, spec.k, spec.v)):
-            self.block_type = PairBlock
+        in_rows = all(a.column == 1 for a in (spec.q, spec.k, spec.v))
+        in_pairs = dtype == "bf16" and target.has_bf16 and in_rows
+        self.scaling = Scaling.of(spec, in_pairs)
+        self.block_type = PairBlock if in_pairs else Block if dtype == "f32" else WideBlock
+        self.row_type = PairRow if in_pairs else Row
 
     def dim(self, d: Dim) -> Int:
         """A size, in the function that is being written."""
@@ -119,7 +122,7 @@ class Attention:
             units *= n
         always = isinstance(spec.queries, int) and spec.queries <= FEW
         never = isinstance(spec.queries, int) and spec.queries > FEW
-        row = None if never else row_function(self)
+        row = None if never or not Row.serves(self) else self.row()
         scratch = ptr(frame.scratch())
         low, high = cast("tuple[Int, Int]", frame.share(units))
         for unit in loop(low, high):
@@ -214,13 +217,33 @@ class Attention:
         none = self.dim(self.spec.keys) == 0  # without keys the result is 0
         return select(none, splat(0.0, self.lanes), one / total)
 
-    # -- one block of queries
+    # -- one query, one block of queries
+
+    def row(self) -> str:
+        """The function for one query."""
+        return _attend_row.written(f"{self.name}.row", kernel=self)
 
     def block(self, vectors: int) -> tuple[str, Value]:
         """The function for so many vectors of queries, and the table of sizes that it is called with."""
         found: dict[int, i64] = {}
         name = _attend_block.written(f"{self.name}.block{vectors}", kernel=self, vectors=vectors, found=found)
         return name, self.module.table(f"{name}.sizes", "i64", list(found) or [0])
+
+
+@native(internal=True, noinline=True)
+def _attend_row(
+    args: ptr,
+    scratch: noalias,
+    q: ptr,
+    k: ptr,
+    v: ptr,
+    o: ptr,
+    mask: ptr,
+    query: i64,
+    *,
+    kernel: Attention,
+) -> None:
+    kernel.row_type(kernel, scratch, q, k, v, o, mask, query).emit()
 
 
 @native(internal=True, noinline=True)

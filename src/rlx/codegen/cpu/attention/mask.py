@@ -1,7 +1,7 @@
 """The mask of a block of queries, where each query has its own: turned square by square, so that lanes are
-queries; and which blocks of keys it hides from all of them.
+queries; and which keys at the ends of a block it hides from all of them.
 
-A block of keys is skipped where that changes nothing: every weight would be 0 to the last bit. A mask that
+Keys are skipped where that changes nothing: every weight would be 0 to the last bit. A mask that
 adds -inf hides any finite score. One that adds a large negative number does if no product of these queries
 and keys can bring a score near the largest so far. Products and values must be finite, since 0 times infinity
 is not a number.
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from rlx.codegen.cpu.attention.flash import Access, AttentionSpec
 
 KEYS = 128  # keys of one block: its scores stay in L1
+PART = 32  # keys of a part that a mask is asked about
 HIDDEN = -math.inf  # the score of a key that weighs nothing
 VANISHES = -160.0  # 2 to this power is 0 in f32, whatever is lost in rounding
 LARGEST = 3e38
@@ -72,6 +73,7 @@ class BlockMask:
         self.element = block.kernel.mask_element
         self.step = block.dim(self.spec.mask.row)
         self.chunk = block.lanes * (1 if self.adds else 4)  # elements of a register
+        self.part = max(PART, self.chunk)
 
     @staticmethod
     def rows(spec: AttentionSpec) -> int:
@@ -110,24 +112,38 @@ class BlockMask:
         type_ = self.block.type if self.adds else vector("i32", self.block.lanes)
         return load(type_, self.block.at(self.copy, row, j))
 
-    # -- blocks that are hidden
+    # -- keys that are hidden
 
     @inline
-    def hides(self, k0: Int, n: Int) -> bool | i1:
-        """Whether a block of keys may be skipped. Keys and values are only looked at where the mask hides."""
+    def shown(self, k0: Int, n: Int) -> tuple[Int, Int]:
+        """From where to where keys of a block count, by parts of it: those outside may be skipped."""
+        start: Int = i64(0)
+        stop: Int = i64(n)
+        if n >= self.part:
+            start, stop = i64(n), i64(0)
+            for i in loop(0, n, self.part):
+                first = min(i, n - self.part)  # the last one overlaps
+                if self.hides(k0 + first):
+                    pass
+                else:
+                    start, stop = min(start, first), first + self.part
+        return start, stop
+
+    @inline
+    def hides(self, k0: Int) -> bool | i1:
+        """Whether a part of keys may be skipped. Keys and values are only looked at where the mask hides."""
         hidden: bool | i1 = i1(False)
-        if n >= self.chunk:
-            top = self.largest(k0, n)
-            covered = top < self.reach() if self.adds else top == 0
-            if covered:
-                hidden = self.vanishes(k0, n, top)
+        top = self.largest(k0, self.part)
+        covered = top < self.reach() if self.adds else top == 0
+        if covered:
+            hidden = self.vanishes(k0, self.part, top)
         return hidden
 
     @inline
     def reach(self) -> Word:
         """What a mask must be below to hide scores of 0."""
         least = self.least_top()
-        return select(least == HIDDEN, float32(-LARGEST), least + VANISHES / self.block.after)
+        return select(least == HIDDEN, float32(-LARGEST), least + VANISHES / self.block.scaling.after)
 
     @inline
     def least_top(self) -> Word:
@@ -139,21 +155,20 @@ class BlockMask:
         return reduce(fmin_x86, least)
 
     @inline
-    def largest(self, k0: Int, n: Int) -> Word:
+    def largest(self, k0: Int, n: int) -> Word:
         """The largest number that the mask adds, or whether it keeps any key: all bytes together."""
         start = gep(self.block.mask, k0, self.element)
         type_ = vector(self.element, self.chunk)
         found = splat(HIDDEN if self.adds else 0, self.chunk, self.element)
         for i in loop(self.block.count):
             row = gep(start, i * self.step, self.element)
-            for c in loop(0, n, self.chunk):
-                first = min(c, n - self.chunk)  # the last one overlaps
-                read = load(type_, gep(row, first, self.element))
+            for c in range(0, n, self.chunk):
+                read = load(type_, gep(row, c, self.element))
                 found = max(read, found) if self.adds else read | found
         return reduce(fmax if self.adds else or_, found)
 
     @inline
-    def vanishes(self, k0: Int, n: Int, top: Word) -> bool:
+    def vanishes(self, k0: Int, n: int, top: Word) -> bool:
         """Whether keys that the mask hides are without any effect: their values, and products with them."""
         spec, block = self.spec, self.block
         values = self.size(block.v, spec.v, k0, n, spec.value_depth)
@@ -164,7 +179,7 @@ class BlockMask:
         queries = self.size_of_queries()
         bound = bitcast(keys, "float") * bitcast(queries, "float") * (SLACK * spec.depth)
         hidden = (top == HIDDEN) & (bound < LARGEST)
-        nearest = (bound + top - self.least_top()) * block.after
+        nearest = (bound + top - self.least_top()) * block.scaling.after
         return finite & (hidden | (nearest < VANISHES))
 
     @inline

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlx.codegen.cpu.attention.block import LOG2E, Block
+from rlx.codegen.cpu.attention.block import Block
 from rlx.codegen.cpu.attention.mask import HIDDEN, KEYS
 from rlx.codegen.native.irtext import Function
 from rlx.codegen.native.irtypes import vector
@@ -55,18 +55,15 @@ class PairBlock(Block):
     def __init__(self, kernel: Attention, fn: Function, vectors: int) -> None:
         super().__init__(kernel, fn, vectors)
         (self.packed_values,) = self.copies
-        scale = self.spec.scale
-        # Queries are not scaled, which would round them again. Scores of which the largest stays the largest
-        # are scaled as late as that costs nothing.
-        if self.spec.mask_kind == "add" or not scale > 0:
-            self.before, self.after = None if scale == 1.0 else scale, LOG2E
-        else:
-            self.after = scale * LOG2E
 
     @staticmethod
     def parts(spec: AttentionSpec, width: int) -> tuple[int, ...]:
         queries, values = (-(-n // CHUNK) * CHUNK for n in (spec.depth, spec.value_depth))
         return queries // 2, spec.value_depth, KEYS, 1, 1, 1, -(-values * (KEYS // 2) // width)
+
+    def score_rows(self) -> int:
+        """Each score is one sum: more of them would spend their time in adding."""
+        return self.kernel.tile_rows[self.vectors]
 
     @property
     def value_row(self) -> int:
@@ -118,7 +115,8 @@ class PairBlock(Block):
         for i in loop(0, n, 2):
             added = []
             for j in range(self.vectors):
-                p, q = (self.power(load(self.type, self.at(self.st, i + k, j)), bases[j]) for k in (0, 1))
+                scores = (load(self.type, self.at(self.st, i + k, j)) for k in (0, 1))
+                p, q = (self.scaling.power(score, bases[j]) for score in scores)
                 both = shuffle(round_to_bf16(p, q), None, HALVES)
                 store(bitcast(both, vector("i32", self.lanes)), self.at(self.st, udiv(i, 2), j))
                 added.append(sums[j] + p + q)

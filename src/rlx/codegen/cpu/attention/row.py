@@ -1,110 +1,107 @@
-"""Attention of few queries, as when tokens are generated one by one: lanes are features.
+"""Attention of few queries, as when tokens are generated one by one.
 
-A vector of keys is a tile: their products with the query are summed by a transpose in registers, so that the
-softmax runs on whole vectors; then each weight is spread over its row of values. Keys and values are read
-once. Every output has one order of operations, set by the number of keys alone.
+The order of operations is that of blocks of queries (`block.py`), so a query has the same bits in a block and
+on its own: keys are taken in the same blocks of 128, a score is the sum of four partial sums, and weights and
+weighted values are added key by key. For scores, a vector holds four features of several keys, one for each
+partial sum. For values, lanes are features, and each weight is spread over its row. Keys and values are read
+once.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from rlx.codegen.native import vmath
+from rlx.codegen.cpu.attention.block import PARTIAL_SUMS
+from rlx.codegen.cpu.attention.mask import HIDDEN, KEYS
 from rlx.codegen.native.irtypes import vector
-from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.notation import inline
 from rlx.codegen.native.words import (
     Int,
     Word,
     broadcast,
-    builder,
+    concat,
     fma,
-    fmax,
+    fmax_x86,
     fpext,
     gep,
-    i64,
     lanes,
     load,
     loop,
     masked_load,
-    noalias,
     ptr,
     reduce,
-    reduce_add,
-    sdiv,
     select,
+    shuffle,
     splat,
     store,
-    transpose,
+    udiv,
 )
 
 if TYPE_CHECKING:
-    from rlx.codegen.cpu.attention.flash import Attention
+    from rlx.codegen.cpu.attention.flash import Access, Attention
 
 FEW = 4  # queries up to which rows are faster than blocks of lanes
-MOST_VECTORS = 8  # of a head: query and result stay in registers
-CHAINS = 2  # sums of values that run side by side
-LOG2E = math.log2(math.e)
-HIDDEN = -math.inf  # the score of a key that weighs nothing
+SQUARE = PARTIAL_SUMS  # features of a key that are side by side in a vector, and keys between two of it
 
 
-def row_function(kernel: Attention) -> str | None:
-    """The function for one query of a kernel, written if it is not there; None if blocks must serve."""
-    spec, width = kernel.spec, kernel.lanes
-    dense = all(a is None or a.column == 1 for a in (spec.q, spec.k, spec.v, spec.o, spec.mask))
-    whole = spec.depth % width == 0 and spec.value_depth % width == 0
-    if not dense or not whole or max(spec.depth, spec.value_depth) > MOST_VECTORS * width:
-        return None
-    return _attend_row.written(f"{kernel.name}.row", kernel=kernel)
+class Row:
+    """The function for one query of f32, or of narrow floats that are widened."""
 
-
-@native(internal=True, noinline=True)
-def _attend_row(
-    args: ptr,
-    scratch: noalias,
-    q: ptr,
-    k: ptr,
-    v: ptr,
-    o: ptr,
-    mask: ptr,
-    query: i64,
-    *,
-    kernel: Attention,
-) -> None:
-    _Row(kernel, scratch, q, k, v, o, mask, query).emit()
-
-
-class _Row:
-    """One query: running maximum, sum of weights per lane, and chains of sums of values."""
+    partial_sums = PARTIAL_SUMS
 
     def __init__(
-        self, kernel: Attention, weights: ptr, q: ptr, k: ptr, v: ptr, o: ptr, mask: ptr, query: Int
+        self, kernel: Attention, scratch: ptr, q: ptr, k: ptr, v: ptr, o: ptr, mask: ptr, query: Int
     ) -> None:
-        self.kernel, self.spec, self.lanes, self.type = kernel, kernel.spec, kernel.lanes, kernel.type
-        self.weights, self.q, self.k, self.v, self.o, self.mask, self.query = weights, q, k, v, o, mask, query
-        self.parts = self.spec.depth // self.lanes
+        self.kernel, self.spec, self.scaling = kernel, kernel.spec, kernel.scaling
+        self.lanes, self.type, self.element = kernel.lanes, kernel.type, kernel.element
+        self.q, self.k, self.v, self.o, self.mask, self.query = q, k, v, o, mask, query
+        # Squares are made of words of a row.
+        self.word, self.align, self.words = self.element, 0, self.spec.depth
         self.value_parts = self.spec.value_depth // self.lanes
-        self.adds = self.spec.mask_kind == "add"  # then log2 e comes after the mask
+        # Scratch: weights of a block of keys, the query or weights in pairs, the sums.
+        self.weights, self.packed = scratch, gep(scratch, KEYS, "float")
+        self.sums = gep(scratch, KEYS + max(KEYS, self.spec.depth), "float")
+        self.most = kernel.module.target.registers // 2  # sums of values that are in registers at a time
+        self.has_room = self.value_parts <= self.most
+
+    @staticmethod
+    def serves(kernel: Attention) -> bool:
+        """Whether there is such a function for a kernel; else blocks serve any number of queries."""
+        spec, width = kernel.spec, kernel.lanes
+        dense = all(a is None or a.column == 1 for a in (spec.q, spec.k, spec.v, spec.o, spec.mask))
+        return dense and width >= SQUARE and spec.depth % width == 0 and spec.value_depth % width == 0
 
     @inline
     def emit(self) -> None:
-        factor = self.spec.scale * (1.0 if self.adds else LOG2E)
-        self.q_parts = [self.floats(self.q, j) * factor for j in range(self.parts)]
-        low, self.high = self.seen_keys()
-        whole = low + sdiv(max(self.high - low, 0), self.lanes) * self.lanes
-        zero = splat(0.0, self.lanes)
-        top, total, sums = splat(HIDDEN, self.lanes), zero, [[zero] * self.value_parts] * CHAINS
-        for k0 in loop(low, whole, self.lanes):
-            top, total, sums = self.tile(k0, top, total, sums, is_last=False)
-        if whole < self.high:
-            top, total, sums = self.tile(whole, top, total, sums, is_last=True)
+        self.pack_query()
+        low, high = self.seen_keys()
+        top, total = splat(HIDDEN, self.lanes), splat(0.0, self.lanes)
+        sums = [splat(0.0, self.lanes)] * self.value_parts
+        if not self.has_room:
+            self.keep(range(self.value_parts), sums)
+        for k0 in loop(udiv(low, KEYS) * KEYS, high, KEYS):
+            first = self.first_key(k0, low)
+            n = min(high, k0 + KEYS) - first
+            new_top = self.scores(first, n, low, top)
+            base = select(new_top == HIDDEN, 0.0, new_top)
+            alpha = self.scaling.power(top, base)
+            self.weigh(n, base)
+            total *= alpha
+            if self.has_room:
+                sums = [s * alpha for s in sums]
+                total, sums = self.weighed(first, n, range(self.value_parts), total, sums)
+            else:
+                total = self.in_turns(first, n, total, alpha)
+            top = new_top
         self.write(total, sums)
 
     @inline
-    def floats(self, base: ptr, j: int) -> Word:
-        """Vector j of a row, as floats."""
-        element = self.kernel.element
-        return fpext(load(vector(element, self.lanes), gep(base, self.lanes * j, element)), "float")
+    def pack_query(self) -> None:
+        """The query with its scale."""
+        for j in range(self.words // self.lanes):
+            place = gep(self.q, self.lanes * j, self.element)
+            scaled = fpext(load(vector(self.element, self.lanes), place), "float") * self.scaling.queries
+            store(scaled, gep(self.packed, self.lanes * j, "float"))
 
     @inline
     def seen_keys(self) -> tuple[Int, Int]:
@@ -120,80 +117,161 @@ class _Row:
         return low, high
 
     @inline
-    def row(self, base: ptr, k0: Int, i: int, step: Int, is_last: bool) -> ptr:
-        """The row of key k0 + i. Where the last keys are fewer than lanes, the last key fills the other
-        lanes, with weights of 0.
+    def first_key(self, k0: Int, low: Int) -> Int:
+        """The first key of a block that is read."""
+        return max(k0, low) if self.spec.left >= 0 else k0
+
+    # -- scores
+
+    @inline
+    def scores(self, first: Int, n: Int, low: Int, top: Word) -> Word:
+        """Scores of n keys, stored where their weights will be; gives the largest one so far."""
+        whole = udiv(max(n, 0), self.lanes) * self.lanes
+        for i in loop(0, whole, self.lanes):
+            rows = [self.row(self.k, self.spec.k, first + i, m) for m in range(self.lanes)]
+            x = self.tile(rows, first + i, low, None)
+            store(x, gep(self.weights, i, "float"))
+            top = fmax_x86(x, top)  # what is not a number makes the sum so
+        if whole < n:
+            # The last key stands in for those that are not there.
+            keys = [min(first + whole + m, first + n - 1) for m in range(self.lanes)]
+            rows = [self.row(self.k, self.spec.k, key, 0) for key in keys]
+            x = self.tile(rows, first + whole, low, lanes(n - whole, self.lanes))
+            store(x, gep(self.weights, whole, "float"))
+            top = fmax_x86(x, top)
+        return splat(reduce(fmax_x86, top), self.lanes)
+
+    @inline
+    def row(self, base: ptr, access: Access, key: Int, m: int) -> ptr:
+        """The row of key + m."""
+        step = self.kernel.dim(access.row)
+        return gep(gep(base, key * step, self.element), step * m, self.element)
+
+    @inline
+    def tile(self, rows: list[ptr], key: Int, low: Int, there: Word | None) -> Word:
+        """Scores of some keys, of which those exist that are `there`; None: all of them."""
+        sums = [splat(0.0, self.lanes)] * self.partial_sums
+        for c in loop(0, self.words, max(SQUARE, self.lanes // 2)):
+            for square, keys in enumerate(self.squares(rows, c)):
+                sums = self.multiply_add(keys, c + SQUARE * square, sums)
+        return self.seen(self.added_up(sums), key, low, there)
+
+    @inline
+    def squares(self, rows: list[ptr], c: Int) -> list[list[Word]]:
+        """Four words from c on of every fourth key, side by side: from key 0, 1, 2 and 3 on. Vectors of more
+        than eight lanes give the next four words, too.
         """
-        element = self.kernel.element
-        if is_last:
-            last = self.high - 1
-            return gep(base, min(k0 + i, last) * step, element)
-        return gep(gep(base, k0 * step, element), step * i, element)
+        type_ = vector(self.word, max(SQUARE, self.lanes // 2))
+        read = [load(type_, gep(row, c, self.word), self.align) for row in rows]
+        if self.lanes > SQUARE:  # the second one is inserted by its load
+            pairs = zip(_every_other_square(read), _every_other_square(read[SQUARE:]), strict=True)
+            read = [concat(a, b) for a, b in pairs]
+        joined = [self.widened(words) for words in read]
+        if self.lanes <= 2 * SQUARE:
+            return [joined]
+        found = []
+        for first in (0, SQUARE):
+            picked = [2 * SQUARE * k + first + i for k in range(4) for i in range(SQUARE)]
+            pairs = zip(joined[:SQUARE], joined[SQUARE:], strict=True)
+            found.append([shuffle(a, b, picked) for a, b in pairs])
+        return found
+
+    def widened(self, words: Word) -> Word:
+        return fpext(words, "float")
 
     @inline
-    def tile(
-        self, k0: Int, top: Word, total: Word, sums: list[list[Word]], is_last: bool
-    ) -> tuple[Word, Word, list[list[Word]]]:
-        """Keys from k0 on, one per lane; all lanes have one unless these are the last keys."""
-        there = lanes(self.high - k0, self.lanes) if is_last else None
-        scores = self.masked(self.scores(k0, is_last), k0, there)
-        if there is not None:
-            scores = select(there, scores, HIDDEN)
-        new_top = max(top, splat(reduce(fmax, scores), self.lanes))
-        base = select(new_top == HIDDEN, 0.0, new_top)
-        alpha, p = self.power(top - base), self.power(scores - base)
-        store(p, self.weights)
-        sums = [[s * alpha for s in chain] for chain in sums]
-        step = self.kernel.dim(self.spec.v.row)
-        for i in range(self.lanes):
+    def multiply_add(self, keys: list[Word], c: Int, sums: list[Word]) -> list[Word]:
+        """Sums of every fourth word, of every fourth key, with the products of a square added."""
+        words = load(vector("float", SQUARE), gep(self.packed, c, "float"))
+        query = shuffle(words, None, list(range(SQUARE)) * (self.lanes // SQUARE))
+        return [fma(k, query, s) for k, s in zip(keys, sums, strict=True)]
+
+    @inline
+    def added_up(self, sums: list[Word]) -> Word:
+        """One score per lane."""
+        total = splat(0.0, self.lanes)
+        for s in turned(sums):
+            total += s
+        return total
+
+    @inline
+    def seen(self, x: Word, key: Int, low: Int, there: Word | None) -> Word:
+        """Scores as they are weighed: with the mask of their keys, and -inf where there is none."""
+        mask = None
+        if self.spec.mask is not None:
+            element = self.kernel.mask_element
+            type_, place = vector(element, self.lanes), gep(self.mask, key, element)
+            mask = load(type_, place) if there is None else masked_load(type_, place, there)
+        x = self.scaling.masked(x, mask)
+        return x if there is None else select(there, x, HIDDEN)
+
+    # -- weights and values
+
+    @inline
+    def weigh(self, n: Int, base: Word) -> None:
+        """Weights in place of scores."""
+        for i in loop(0, n, self.lanes):
+            place = gep(self.weights, i, "float")
+            store(self.scaling.power(load(self.type, place), base), place)
+
+    @inline
+    def in_turns(self, first: Int, n: Int, total: Word, alpha: Word) -> Word:
+        """Add weighted values to sums in memory, as many columns at a time as have room in registers."""
+        for start in range(0, self.value_parts, self.most):
+            parts = range(start, min(start + self.most, self.value_parts))
+            sums = [s * alpha for s in self.kept(parts)]
+            added, sums = self.weighed(first, n, parts, total, sums)
+            self.keep(parts, sums)
+        return added
+
+    @inline
+    def keep(self, parts: range, sums: list[Word]) -> None:
+        for j, s in zip(parts, sums, strict=True):
+            store(s, gep(self.sums, self.lanes * j, "float"))
+
+    def kept(self, parts: range) -> list[Word]:
+        return [load(self.type, gep(self.sums, self.lanes * j, "float")) for j in parts]
+
+    @inline
+    def weighed(
+        self, first: Int, n: Int, parts: range, total: Word, sums: list[Word]
+    ) -> tuple[Word, list[Word]]:
+        """Sums with n weights added, and with those vectors of their rows of values."""
+        for i in loop(n):
             weight = broadcast(gep(self.weights, i, "float"), "float", self.lanes)
-            start = self.row(self.v, k0, i, step, is_last)
-            chain, *others = sums  # they take turns
-            added = []
-            for j in range(self.value_parts):
-                s = fma(weight, self.floats(start, j), chain[j])
-                if there is not None:  # 0 times what stands in may be NaN
-                    s = select(k0 + i < self.high, s, chain[j])
-                added.append(s)
-            sums = [*others, added]
-        return new_top, fma(total, alpha, p), sums
+            row = self.row(self.v, self.spec.v, first + i, 0)
+            total += weight
+            sums = [fma(self.floats(row, j), weight, s) for j, s in zip(parts, sums, strict=True)]
+        return total, sums
 
     @inline
-    def scores(self, k0: Int, is_last: bool) -> Word:
-        """Products with a vector of keys: partial sums of each key are one vector, turned and added up."""
-        step = self.kernel.dim(self.spec.k.row)
-        partial = []
-        for i in range(self.lanes):
-            start = self.row(self.k, k0, i, step, is_last)
-            acc = self.q_parts[0] * self.floats(start, 0)
-            for j in range(1, self.parts):
-                acc = fma(self.q_parts[j], self.floats(start, j), acc)
-            partial.append(acc)
-        rows = transpose(partial)
-        for _ in range(self.lanes.bit_length() - 1):
-            rows = [a + b for a, b in zip(rows[::2], rows[1::2], strict=True)]
-        return rows[0]
+    def floats(self, row: ptr, j: int) -> Word:
+        """Vector j of a row, as floats."""
+        place = gep(row, self.lanes * j, self.element)
+        return fpext(load(vector(self.element, self.lanes), place), "float")
 
     @inline
-    def masked(self, scores: Word, k0: Int, there: Word | None) -> Word:
-        """Scores with the mask of their keys; `there` are the lanes that have a key, None for all."""
-        if self.spec.mask is None:
-            return scores
-        element = "float" if self.adds else "i8"
-        type_, place = vector(element, self.lanes), gep(self.mask, k0, element)
-        value = load(type_, place) if there is None else masked_load(type_, place, there)
-        return scores + value if self.adds else select(value != 0, scores, HIDDEN)
+    def write(self, total: Word, sums: list[Word]) -> None:
+        factor = self.kernel.factor(total)
+        for j, s in enumerate(sums if self.has_room else self.kept(range(self.value_parts))):
+            store(self.kernel.stored(s * factor), gep(self.o, self.lanes * j, self.kernel.o_element))
 
-    @inline
-    def power(self, x: Word) -> Word:
-        return Word(vmath.apply(builder(), "exp2", x * LOG2E if self.adds else x, inline=True))
 
-    @inline
-    def write(self, total: Word, sums: list[list[Word]]) -> None:
-        factor = self.kernel.factor(splat(reduce_add(total), self.lanes))
-        for j in range(self.value_parts):
-            value = sums[0][j]
-            for chain in sums[1:]:
-                value += chain[j]
-            place = gep(self.o, self.lanes * j, self.kernel.o_element)
-            store(self.kernel.stored(value * factor), place)
+def _every_other_square(rows: list[Word]) -> list[Word]:
+    """The first four of every eight."""
+    return [row for i, row in enumerate(rows) if i % (2 * SQUARE) < SQUARE]
+
+
+def turned(rows: list[Word]) -> list[Word]:
+    """Squares that are stored side by side in four vectors, each transposed."""
+    width = rows[0].width
+    groups = range(0, width, SQUARE)
+    low, high = (
+        [g + i + width * k for g in groups for i in half for k in (0, 1)] for half in ((0, 1), (2, 3))
+    )
+    first, second = (
+        [g + i + width * k for g in groups for k in (0, 1) for i in half] for half in ((0, 1), (2, 3))
+    )
+    a, b, c, d = rows
+    (e, f), (g, h) = (((shuffle(a, b, picked), shuffle(c, d, picked))) for picked in (low, high))
+    return [shuffle(x, y, picked) for x, y in ((e, f), (g, h)) for picked in (first, second)]
