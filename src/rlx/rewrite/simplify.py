@@ -23,6 +23,7 @@ from rlx.kernel.form import Reduce
 from rlx.kernel.scalar import Scalar, axes, axis, const, replace_axes
 from rlx.kernel.views import keeps_order
 from rlx.rewrite.basic import uses_symbols
+from rlx.rewrite.grouped import GROUPED
 from rlx.rewrite.rules import Rule, Rules, Subject, rule
 from rlx.rewrite.stacked import STACKED
 
@@ -366,4 +367,4 @@ def reduction_of_one(s: Subject) -> Node | None:
 
 def simplify_rules() -> Rules:
     """The whole table, in the order in which rules are tried on a node."""
-    return (*FOLD, *MOVES, *CASTS, *ALGEBRA, *REDUCTIONS, *STACKED, common_nodes())
+    return (*FOLD, *MOVES, *CASTS, *ALGEBRA, *REDUCTIONS, *STACKED, *GROUPED, common_nodes())
