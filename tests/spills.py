@@ -10,7 +10,7 @@ from rlx.codegen.cpu.build import build_kernels
 from rlx.codegen.cpu.kernels import BodyKernels
 from rlx.codegen.native import jit
 from rlx.ir.graph import Graph
-from rlx.plan.explain import kernel_name
+from rlx.plan.kernel_costs import kernel_name
 from rlx.plan.lir import LirModule
 from rlx.target.cpu import resolve
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rlx.plan.explain import costs_of_steps, kernel_name
+from rlx.plan.kernel_costs import kernel_name
+from rlx.plan.predict import costs_of_steps
 from rlx.records import dataclass
 from rlx.runtime.program import CompiledProgram
 from rlx_bench.flops import sizes_in

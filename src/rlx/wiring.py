@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rlx.ir.graph import Graph
-    from rlx.ir.later import PlanFiles, PlanText
+    from rlx.ir.later import Measuring, PlanFiles, PlanText
     from rlx.ir.node import Node
     from rlx.ir.op import Op
     from rlx.ir.operand import Operand, Tensor
-    from rlx.plan.lir import LirModule
     from rlx.runtime.exported import Exported
     from rlx.runtime.program import CompiledProgram
 
@@ -89,10 +88,10 @@ class _Functions:
         return files
 
     @cached_property
-    def measured(self) -> Callable[[LirModule, int], str]:
-        from rlx.api.measure import measured
+    def measuring(self) -> Measuring:
+        from rlx.api import measure
 
-        return measured
+        return measure
 
     @cached_property
     def restore(self) -> Callable[[bytes, str, int, str | None], CompiledProgram]:

@@ -150,7 +150,13 @@ def test_peers_do_not_import_each_other_in_a_circle() -> None:
 
 PROGRAM = {"rlx.plan.lir", "rlx.plan.phase"}
 """What a program is."""
-KEPT_PLANS = {"rlx.plan.outline", "rlx.plan.text", "rlx.plan.explain", "rlx.plan.memory.placer"}
+KEPT_PLANS = {
+    "rlx.plan.outline",
+    "rlx.plan.text",
+    "rlx.plan.explain",
+    "rlx.plan.kernel_costs",
+    "rlx.plan.memory.placer",
+}
 """What programs in files are read with, and what places values for other sizes."""
 
 

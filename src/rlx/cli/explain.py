@@ -13,7 +13,7 @@ from rlx.cli.output import human_bytes, json_option, print_json, print_line, pri
 from rlx.errors import UnsupportedError
 from rlx.llm.memory import memory_of
 from rlx.llm.source import is_language_model, open_source
-from rlx.plan.explain import costs_of_steps
+from rlx.plan.predict import costs_of_steps
 from rlx.runtime.listing import Listing
 from rlx.target.cpu import host
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 @click.option(
     "--bind", "-b", multiple=True, metavar="NAME=SIZE", help="Size for which to show times and memory."
 )
-@click.option("--measure", is_flag=True, help="Build and time both sides of the largest fusion decisions.")
+@click.option(
+    "--measure", is_flag=True, help="Time every kernel, and both sides of the largest fusion decisions."
+)
 @click.option("--asm", metavar="KERNEL", help="Print the assembly of one kernel, like %4, and nothing else.")
 @json_option
 def explain(

@@ -37,6 +37,13 @@ class PlanFiles(Protocol):
     def load(self, path: str | os.PathLike[str]) -> Any: ...
 
 
+class Measuring(Protocol):
+    """What `rlx.runtime.program` asks of `rlx.api.measure`."""
+
+    def measured(self, module: Any, threads: int) -> str: ...
+    def kernel_times(self, program: Any, binding: Mapping[str, int]) -> dict[int, float]: ...
+
+
 class Later(Protocol):
     """Functions by name; the part that has each is in `rlx.wiring`."""
 
@@ -81,8 +88,8 @@ class Later(Protocol):
         """Plans in files."""
 
     @property
-    def measured(self) -> Callable[[Any, int], str]:
-        """The largest decisions of a plan, built both ways with so many threads and timed, as a table."""
+    def measuring(self) -> Measuring:
+        """Times of kernels and of both sides of decisions."""
 
     @property
     def restore(self) -> Callable[[bytes, str, int, str | None], Any]:

@@ -22,7 +22,7 @@ from rlx.ir.graph import Node
 from rlx.ir.types import Shape
 from rlx.kernel.form import Contract, Conv, Form, order_shows
 from rlx.kernel.layout import Layout
-from rlx.kernel.scalar import Scalar
+from rlx.kernel.scalar import Scalar, call, convert, rebuild
 from rlx.records import dataclass
 
 
@@ -217,3 +217,16 @@ class Opaque:
 
 
 Kernel = Nest | ContractNest | ConvNest | AttentionNest | TransformNest | Opaque
+
+
+def as_sum(nest: ContractNest) -> Nest:
+    """A contraction as a plain sum of products: right for every dtype and index."""
+    wide = nest.form.accumulate
+    body = call("mul", convert(nest.lhs, wide), convert(nest.rhs, wide))
+    result = convert(Scalar("acc", (), wide, 0), nest.form.dtype)
+
+    def finish(store: Store) -> Store:
+        body = rebuild(store.body, lambda e, _: result if e.prim == "acc" else None)
+        return Store(body, False, store.strides)
+
+    return Nest(nest.space, nest.kept, (Stat("sum", body, wide),), tuple(finish(s) for s in nest.stores))

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from rlx.config import bytes_text
 from rlx.cost.decision import Decision, decision_ops, ops_text, time_text
-from rlx.cost.gate import IoFusionGate
-from rlx.cost.io import IoModel
-from rlx.cost.operations import kernel_operations
-from rlx.cost.profile import FusionBenefit, GraphIoProfile
+from rlx.cost.profile import GraphIoProfile
 from rlx.ir.dim import Dim, evaluate, symbols
 from rlx.ir.graph import Graph, Node
-from rlx.ir.op import Role
 from rlx.ir.symbols import found_by_data
 from rlx.ir.types import tensor_types
+from rlx.plan.kernel_costs import KernelCost, kernel_name
 from rlx.plan.lir import LirBufferPlan, LirModule, LirWorkspace
 from rlx.plan.memory.slices import slices_of
 from rlx.plan.phase import Phase
+from rlx.plan.predict import kernel_costs
 from rlx.plan.states import why_copied
 from rlx.plan.stream import stream_lines
 from rlx.records import dataclass
-from rlx.target.prices import prices_of
 
 WIDTH = 100
 TIMELINE = 60  # columns
@@ -45,24 +41,16 @@ SPACE_TEXTS = {
 _IDS = re.compile(r"%\d+")
 
 
-@dataclass(frozen=True, eq=False)
-class KernelCost:
-    """What one kernel is predicted to move and to take."""
-
-    node: Node
-    io: GraphIoProfile
-    operations: int
-    picoseconds: int
-
-    def __mul__(self, times: int) -> KernelCost:
-        return KernelCost(self.node, self.io * times, self.operations * times, self.picoseconds * times)
-
-
 def explain(
-    module: LirModule, thunks: Mapping[int, str] | None = None, scratch: int = 0, host: str | None = None
+    module: LirModule,
+    thunks: Mapping[int, str] | None = None,
+    scratch: int = 0,
+    host: str | None = None,
+    measured: Mapping[int, float] | None = None,
 ) -> str:
     """The page of a program, at the sizes that its plan is for. `thunks` says which kernels the host runs,
-    `scratch` how many bytes kernels get to work in, `host` what machine it runs on.
+    `scratch` how many bytes kernels get to work in, `host` what machine it runs on, `measured` how many
+    microseconds steps took.
 
     >>> import rlx
     >>> from rlx.api.compile import plan
@@ -75,64 +63,13 @@ def explain(
     parts = [
         _head(module, host),
         _stages(module),
-        _kernels(module, costs, thunks or {}),
+        _kernels(module, costs, thunks or {}, measured or {}),
         _memory(module.plan, module.mir, scratch),
         _budget(module),
         stream_lines(module.plan),
         _decisions(module),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
-
-
-def kernel_costs(module: LirModule, thunks: Container[int] = ()) -> list[KernelCost]:
-    """Predicted IO and time of every kernel, in the order in which they run; of those that run in slices, of
-    all slices.
-
-    The host waits for the operands of `thunks`, and reads them back where memory is not shared.
-    """
-    return [cost for costs in costs_of_steps(module, thunks).values() for cost in costs]
-
-
-def costs_of_steps(module: LirModule, thunks: Container[int] = ()) -> dict[int, list[KernelCost]]:
-    """The costs of every step of the schedule, by node id; a step that runs in slices has several kernels."""
-    io = IoModel(module.mir, module.plan.binding)
-    gate = IoFusionGate(**module.gate) if module.gate else None
-    prices = prices_of(module.options.get("device", "cpu"))
-    out: dict[int, list[KernelCost]] = {}
-    for kernel in module.plan.schedule:
-        node = module.mir.nodes[kernel]
-        cut = slices_of(module.plan, node)
-        if cut is not None:
-            # Not a changed copy: a stored module reads its fields from a file.
-            body, buffers = node.bodies[0], module.plan.work[kernel].bodies[0]
-            inside = LirModule(body, buffers, options=module.options, gate=module.gate)
-            out[kernel] = [c * cut.count for c in kernel_costs(inside)]
-            continue
-        profile = io.profile(node)
-        if kernel in thunks:
-            read_back = max(profile.device_traffic_bytes - io.bytes(node), 0)
-            profile += GraphIoProfile(0, max(1 - profile.sync_points, 0), read_back, 0)
-        heavy, light = _work(node, module.plan.binding)
-        compute = prices.contraction_ps * heavy + prices.elementwise_ps * light
-        out[kernel] = [KernelCost(node, profile, heavy + light, _time(gate, profile, compute))]
-    return out
-
-
-def _time(gate: IoFusionGate | None, io: GraphIoProfile, compute: int) -> int:
-    """Dispatch, and the slower of moving and computing."""
-    if gate is None:
-        return compute
-    launches = gate.score_ps(FusionBenefit(io.kernel_launches, io.sync_points, io.host_output_bytes, 0))
-    moving = gate.score_ps(FusionBenefit(0, 0, 0, io.device_traffic_bytes))
-    return launches + max(moving, compute)
-
-
-def _work(node: Node, binding: Mapping[str, int]) -> tuple[int, int]:
-    """Operations of contractions and of everything else in a kernel, at sizes."""
-    heavy, light = (
-        evaluate(count, {s: binding.get(s, 1) for s in symbols(count)}) for count in kernel_operations(node)
-    )
-    return heavy, light
 
 
 # -- sections
@@ -194,7 +131,9 @@ def _stages(module: LirModule) -> list[str]:
     return lines
 
 
-def _kernels(module: LirModule, costs: Sequence[KernelCost], thunks: Mapping[int, str]) -> list[str]:
+def _kernels(
+    module: LirModule, costs: Sequence[KernelCost], thunks: Mapping[int, str], measured: Mapping[int, float]
+) -> list[str]:
     if not costs:
         return []
     total = sum(c.picoseconds for c in costs) or 1
@@ -204,22 +143,30 @@ def _kernels(module: LirModule, costs: Sequence[KernelCost], thunks: Mapping[int
         "  A kernel is one native function: values between the ops in it never reach memory.",
         *_phases(module.plan),
         *_segments(module, thunks),
-        "      time  share    moved  kernel",
+        *_measured_in_all(measured),
+        f"      time  share{'  measured' * bool(measured)}    moved  kernel",
     ]
     places = {c.node.where for c in costs}
     located = len(places) > len(costs) // 4
-    rows = _Rows(module.mir, module.plan.binding, total, thunks, located, module.plan.work)
+    rows = _Rows(module.mir, module.plan.binding, total, thunks, located, module.plan.work, measured)
     at = 0
-    for length, times in _repeats([(kernel_name(c.node), c.node.type, c.picoseconds, c.io) for c in costs]):
+    for length, times in _repeats([(kernel_name(c.node), c.node.type, c.io) for c in costs]):
         block, last = costs[at : at + length], costs[at + length * times - 1]
         if times > 1:
             lines.append(
                 f"  {times} times, %{block[0].node.id} to %{last.node.id}; shares are of all of them:"
             )
-        for c in block:
-            lines += rows.row(c, times)
+        for number, c in enumerate(block):
+            lines += rows.row(c, costs[at + number : at + length * times : length])
         at += length * times
     return lines
+
+
+def _measured_in_all(measured: Mapping[int, float]) -> list[str]:
+    if not measured:
+        return []
+    total = time_text(round(sum(measured.values()) * 1e6)).lstrip("+")
+    return [f"  Measured {total} in all, the best of some runs, on the thread that took longest."]
 
 
 def _phases(plan: LirBufferPlan) -> list[str]:
@@ -261,15 +208,17 @@ class _Rows:
     thunks: Mapping[int, str]
     locations: bool
     work: Mapping[int, LirWorkspace]
+    measured: Mapping[int, float]
 
-    def row(self, c: KernelCost, times: int) -> list[str]:
-        """A kernel that runs `times` times: its own time and bytes, the share of all."""
-        share = round(100 * c.picoseconds * times / self.total)
-        time = time_text(c.picoseconds).lstrip("+")
+    def row(self, c: KernelCost, alike: Sequence[KernelCost]) -> list[str]:
+        """A kernel and others like it: time and bytes of one of them, the share of all."""
+        whole = sum(other.picoseconds for other in alike)
+        share = round(100 * whole / self.total)
+        time = time_text(whole // len(alike)).lstrip("+")
         moved = bytes_text(c.io.device_traffic_bytes)
-        text = f"{time:>9}  {share:4} % {moved:>8}  %{c.node.id} {kernel_name(c.node)} -> "
-        text += _type_text(c.node, self.binding)
-        lines = _wrapped(text, COLUMN, first="|" if times > 1 else " ")
+        text = f"{time:>9}  {share:4} %{self._measured(alike)} {moved:>8}  %{c.node.id} "
+        text += f"{kernel_name(c.node)} -> {_type_text(c.node, self.binding)}"
+        lines = _wrapped(text, COLUMN, first="|" if len(alike) > 1 else " ")
         if self.locations and c.node.where:
             more = f" and {len(c.node.where) - 1} more" if len(c.node.where) > 1 else ""
             lines.append(f"{COLUMN}@ {c.node.where[0]}{more}")
@@ -280,6 +229,18 @@ class _Rows:
         elif c.node.id in self.work:
             lines += self._bodies(c.node, self.work[c.node.id], COLUMN)
         return lines
+
+    def _measured(self, alike: Sequence[KernelCost]) -> str:
+        """The column of measured times, if there is one."""
+        if not self.measured:
+            return ""
+        found = [
+            self.measured[c.node.id]
+            for c in alike
+            if c.node.graph is self.graph and c.node.id in self.measured
+        ]
+        text = time_text(round(sum(found) / len(found) * 1e6)).lstrip("+") if found else "-"
+        return f" {text:>9}"
 
     def _bodies(self, node: Node, work: LirWorkspace, indent: str) -> list[str]:
         """The kernels of bodies, which run inside the program."""
@@ -321,28 +282,6 @@ def _type_text(node: Node, binding: Mapping[str, int]) -> str:
         known = (evaluate(d, binding) if binding.keys() >= set(symbols(d)) else d for d in t.shape)
         texts.append(str(t.with_shape(tuple(known))))
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
-
-
-def kernel_name(node: Node) -> str:
-    """A kernel by its kind and the ops in it.
-
-    >>> from rlx import ops
-    >>> from rlx.api.compile import plan
-    >>> g = Graph()
-    >>> g.output("y", ops.softmax(g.input("x", (4, 4), "f32")))
-    >>> lir = plan(g)
-    >>> kernel_name(lir.mir.nodes[lir.plan.schedule[0]])
-    'reduce: reduce_max, exp_difference, reduce_sum, div, mul'
-    """
-    if node.op.role is not Role.REGION:
-        return node.op.name
-    names: list[str] = []
-    for n in node.bodies[0].nodes:
-        if n.op.role is Role.COMPUTE and not n.op.has("view") and not n.reader_side:
-            names.append(n.op.name)
-    grouped = [(name, sum(1 for _ in run)) for name, run in groupby(names)]
-    text = ", ".join(name if n == 1 else f"{n} {name}" for name, n in grouped)
-    return f"{node.attrs['kind']}: {text}" if text else f"{node.attrs['kind']}: move"
 
 
 def _memory(plan: LirBufferPlan, graph: Graph, scratch: int) -> list[str]:

@@ -22,9 +22,9 @@ from dataclasses import field
 
 from rlx.errors import PlanError
 from rlx.records import dataclass
+from rlx.target.prices import SMALL_PS
 
 ALL = -1  # every thread takes its share
-SMALL_PS = 200_000  # work that is not worth sharing: the others would have to fetch it from this core's cache
 FEW_PS = 3_000_000  # work of a whole program that is not worth waking other threads for
 EVERYWHERE = (0, 1 << 62)  # bytes of a place whose size does not matter
 TOGETHER = -1  # the space of all bound values that may share memory

@@ -17,7 +17,7 @@ from rlx.codegen.native.jit import assembly
 from rlx.codegen.native.line_info import as_comments, with_debug_lines
 from rlx.errors import ConfigError, InputError
 from rlx.ir.graph import Graph, Node
-from rlx.plan.explain import kernel_name
+from rlx.plan.kernel_costs import kernel_name
 from rlx.plan.lir import LirModule
 from rlx.target.cpu import resolve
 

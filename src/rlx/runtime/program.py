@@ -190,18 +190,19 @@ class CompiledProgram(Execution):
     def explain(self, measure: bool = False, binding: Mapping[str, int] | None = None) -> str:
         """What the program does, why it was fused so, and where its memory goes.
 
-        It is shown for the sizes in `binding`, else for the assumed ones. With `measure`, both sides of the
-        largest fusion decisions are built and timed too.
+        It is shown for the sizes in `binding`, else for the assumed ones. With `measure`, kernels are timed
+        with random inputs, and both sides of the largest fusion decisions are built and timed.
         """
         from rlx.plan.explain import explain  # start time
 
         if not isinstance(measure, bool):
             raise InputError("give sizes by name: explain(binding={'n': 128}); measure is True or False")
         lir = self.lir if binding is None else self.lir.specialize(binding)
-        page = explain(lir, self._host_reasons(), self._scratch(lir.plan), host_text())
+        times = later().measuring.kernel_times(self, lir.plan.binding) if measure else {}
+        page = explain(lir, self._host_reasons(), self._scratch(lir.plan), host_text(), times)
         if not measure:
             return page
-        return f"{page}\n{later().measured(self.lir, self.threads)}\n"
+        return f"{page}\n{later().measuring.measured(self.lir, self.threads)}\n"
 
     def _host_reasons(self) -> dict[int, str]:
         """Why nodes are computed on the host, by their ids."""

@@ -18,6 +18,7 @@ from rlx.records import dataclass
 from rlx.system import SYSTEM
 from rlx.target import cpuid, hwcaps
 from rlx.target.prices import DEVICES, Prices
+from rlx.target.rates import Rates, rates_of
 
 BITS = {
     "f64": 64,
@@ -65,6 +66,11 @@ class Target:
     def has(self, feature: str) -> bool:
         """Whether code for this target may use `feature` (an LLVM feature name such as "fma")."""
         return feature in self.features
+
+    @property
+    def rates(self) -> Rates:
+        """How fast it is, for predictions."""
+        return rates_of(self.name)
 
     @property
     def x86(self) -> bool:

@@ -11,6 +11,8 @@ from types import MappingProxyType
 from rlx.errors import DeviceError
 from rlx.records import dataclass
 
+SMALL_PS = 200_000  # work that is not worth sharing: the others would have to fetch it from this core's cache
+
 Number = int | float
 """An exact quantity of time or bandwidth as users write it."""
 

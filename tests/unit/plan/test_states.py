@@ -16,9 +16,9 @@ from rlx.api.compile import plan
 from rlx.errors import GuardError, InputError, PlanError, ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.text.read import parse_graph
-from rlx.plan.explain import kernel_costs
 from rlx.plan.lir import LirModule
 from rlx.plan.phase import Phase, derive_phases
+from rlx.plan.predict import kernel_costs
 from rlx.plan.states import why_copied
 from rlx.reference.interpreter import Interpreter
 from rlx.reference.lir import LirInterpreter

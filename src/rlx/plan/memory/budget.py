@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from rlx.files import Json
 from rlx.ir.graph import Graph
 from rlx.plan.build import Planner
-from rlx.plan.explain import kernel_costs, kernel_name
+from rlx.plan.kernel_costs import kernel_name, priced_costs
 from rlx.plan.lir import ALIGNMENT, LirModule
 from rlx.plan.lir_check import written_by
 from rlx.plan.memory.again import Run, with_repeats
@@ -167,7 +167,7 @@ class _Search:
     ) -> None:
         self.graph, self.planner, self.assume, self.report = graph, planner, assume, report
         module = LirModule(graph, planner.plan(), gate=dict(gate))
-        costs = kernel_costs(module)
+        costs = priced_costs(module)
         self.picoseconds = sum(c.picoseconds for c in costs)
         self.costs = {c.node.id: c.picoseconds for c in costs if c.node.graph is graph}
         once = {k for k in self.costs if any(op.effects != "none" for op in ops_inside(graph.nodes[k]))}

@@ -23,9 +23,9 @@ from rlx.codegen.native.irtypes import Value
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.types import Shape
 from rlx.kernel.affine import affine, to_dim
-from rlx.kernel.nests import ContractNest, Nest, Stat, Store
+from rlx.kernel.nests import ContractNest, Nest, as_sum
 from rlx.kernel.quads import QuadPanels
-from rlx.kernel.scalar import Scalar, body_cost, call, convert, rebuild
+from rlx.kernel.scalar import Scalar, body_cost
 from rlx.plan.lir import WeightCut
 from rlx.records import dataclass
 from rlx.target.cpu import Target
@@ -72,19 +72,6 @@ def linear_steps(read: Scalar, strides: Shape, rank: int) -> Steps | None:
     return Steps(tuple(total), start)
 
 
-def as_reduction(nest: ContractNest) -> Nest:
-    """The contraction as a plain reduction of products: right for every dtype and index."""
-    wide = nest.form.accumulate
-    body = call("mul", convert(nest.lhs, wide), convert(nest.rhs, wide))
-    result = convert(Scalar("acc", (), wide, 0), nest.form.dtype)
-
-    def finish(store: Store) -> Store:
-        body = rebuild(store.body, lambda e, _: result if e.prim == "acc" else None)
-        return Store(body, False, store.strides)
-
-    return Nest(nest.space, nest.kept, (Stat("sum", body, wide),), tuple(finish(s) for s in nest.stores))
-
-
 def emit_contraction(
     module: Module, name: str, nest: ContractNest, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
@@ -95,7 +82,7 @@ def emit_contraction(
     if nest.rhs_layout is not None and nest.rhs_layout[0] == "dequantize_groups":
         return _Gemm(module, name, nest, plan, inputs, outputs).emit_quantised()  # type: ignore[arg-type]
     if plan is None:
-        return emit_nest(module, name, as_reduction(nest), inputs, outputs)
+        return emit_nest(module, name, as_sum(nest), inputs, outputs)
     return _Gemm(module, name, nest, plan, inputs, outputs).emit()
 
 
@@ -105,7 +92,7 @@ def order_of_product(nest: ContractNest, inputs: Sequence[Slot], target: Target)
         return ()
     plan = plan_gemm(nest, inputs)
     if plan is None:
-        return order_of_sums(as_reduction(nest), inputs)
+        return order_of_sums(as_sum(nest), inputs)
     return (int(suits_dot(gemm_spec(nest, plan, nest.form.dtype.name), target)),)
 
 

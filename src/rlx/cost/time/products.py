@@ -1,0 +1,183 @@
+"""Contractions and attention: register tiles that multiply and add."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from rlx.cost.time.bodies import evaluated
+from rlx.cost.time.nests import nest_work
+from rlx.cost.time.owners import Share
+from rlx.cost.time.reads import read_of
+from rlx.cost.time.work import Setting, Work
+from rlx.kernel.nests import AttentionNest, ContractNest, as_sum
+from rlx.kernel.scalar import LOADS, Scalar
+from rlx.records import dataclass
+from rlx.target.cpu import Target
+from rlx.target.rates import Rates
+
+AHEAD = 4.0  # vectors that an epilogue has at once
+CHAINS = 8  # sums that must run side by side to hide the latency of additions
+PACKED_TILES = 4  # row tiles from which a right operand is packed before it is read
+DECODED = 4  # operations per vector of codes that are decoded for a product
+FEW_ROWS = 4  # that are multiplied while codes are decoded
+FEW_QUERIES = 4  # that have a kernel of their own
+KEYS = 128  # of a block of scores
+SCORE_OPERATIONS = 16  # of softmax, per vector of scores: scale, maximum, exponential, sum
+MASK_OPERATIONS = 40  # and of a mask, which is transposed
+TURNED = 1.1  # times as long as a product of matrices: queries and results are transposed
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Register tiles: most rows and vectors of one, products that an instruction adds up, and how many
+    multiply-adds it takes as long as."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    group: int = 1
+    operations: float = 1.0
+
+    def step_ps(self, rates: Rates, rows: float, vectors: float) -> float:
+        """One step along k of a tile."""
+        waiting = rates.chain_ps * rows * vectors / CHAINS if rows * vectors < CHAINS else 0.0
+        loading = (rows + vectors) * rates.fma_ps / 2
+        return max(rows * vectors * rates.fma_ps * self.operations, loading, waiting)
+
+    def product_ps(self, rates: Rates, m: int, n: int, k: int, end_ps: float) -> float:
+        """A product of matrices in the caches of one core; each vector of results takes `end_ps` more."""
+        full, tail = divmod(n, self.vectors * self.lanes)
+        steps, count = -(-k // self.group), -(-m // self.rows)
+        height, total = m / max(count, 1), 0.0
+        for panels, vectors in ((full, self.vectors), (min(tail, 1), -(-tail // self.lanes))):
+            tile = steps * self.step_ps(rates, height, vectors) + rates.call_ps + height * vectors * end_ps
+            total += panels * count * tile
+        return total
+
+
+def tiles_for(dtype: str, target: Target, rows: int = 0, vectors: int = 0) -> Tiles:
+    """The tiles in which a target multiplies operands of a dtype."""
+    most, wide = target.tile(dtype if dtype in ("f64", "bf16", "f16", "i8", "u8") else "f32")
+    made = Tiles(rows or most, vectors or wide, target.lanes("f64" if dtype == "f64" else "f32"))
+    if dtype in ("i8", "u8", "i16"):
+        if not target.has_vnni:
+            return replace(made, group=2, operations=target.rates.byte_pairs)
+        return replace(made, group=2 if dtype == "i16" else 4, operations=1.2 if dtype == "i8" else 1.0)
+    if dtype == "bf16" and target.has_bf16:
+        return replace(made, group=2, operations=2.0)
+    return replace(made, operations=1.5) if dtype in ("bf16", "f16") else made
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Sizes of a contraction."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    @staticmethod
+    def of(nest: ContractNest, at: Setting) -> _Product:
+        form, size = nest.form, at.size
+        left = [i for i, _ in (*form.batch, *form.contract)]
+        right = [j for _, j in (*form.batch, *form.contract)]
+        return _Product(
+            prod(size(form.lhs[i]) for i, _ in form.batch),
+            prod(size(d) for i, d in enumerate(form.lhs) if i not in left),
+            prod(size(d) for j, d in enumerate(form.rhs) if j not in right),
+            prod(size(form.lhs[i]) for i, _ in form.contract),
+        )
+
+
+def contract_work(nest: ContractNest, at: Setting) -> Work:
+    """What a contraction does."""
+    p, dtype, layout = _Product.of(nest, at), nest.lhs.dtype.name, nest.rhs_layout and nest.rhs_layout[0]
+    if 0 in (p.batch, p.m, p.n, p.k):
+        return Work(units=1)
+    if dtype not in ("f32", "f64", "bf16", "f16", "i8", "u8"):
+        return nest_work(as_sum(nest), at)
+    rates, target, rhs, item = at.rates, at.target, nest.rhs.data, nest.rhs.dtype.itemsize
+    tiles, space = tiles_for(dtype, target), [at.size(d) for d in nest.space]
+    if layout == "unpack_quads" and not target.has_vnni:
+        tiles = replace(tiles, group=4, operations=2 * tiles.operations)
+    if layout == "unpack_sparse":  # a value and its place each
+        p = replace(p, k=max(at.nbytes[rhs] // (8 * p.n), 1))
+    kept = space[: nest.kept]
+    end = evaluated(at, [s.body for s in nest.stores], kept)
+    end_ps = end.vector_ps(rates, tiles.lanes, len(kept) - 1, len(nest.stores), AHEAD)
+    work, row_tiles = Work(), -(-p.m // tiles.rows)
+    work.compute_ps = p.batch * tiles.product_ps(rates, p.m, p.n, p.k, end_ps)
+    if layout == "dequantize_groups":
+        decoded = p.k * p.n / tiles.lanes * rates.op_ps
+        work.compute_ps = decoded if p.m <= FEW_ROWS else work.compute_ps + DECODED * decoded
+    if layout is None and row_tiles >= PACKED_TILES:
+        work.compute_ps += p.batch * p.k * p.n / tiles.lanes * 2 * rates.load_ps
+        work.add_inner("l2", 2 * p.batch * p.k * p.n * item)
+    if row_tiles > 1:  # a panel meets one row tile after the other
+        near = 2 * p.k * tiles.vectors * tiles.lanes * item <= target.l1_bytes
+        work.add_inner("l1" if near else "l2", p.batch * row_tiles * p.k * p.n * item)
+    work.units = p.batch * row_tiles * -(-p.n // (tiles.vectors * tiles.lanes))
+    # Threads share columns, or rows where every core has room for all weights.
+    few = nest.has_prologue or p.k * p.n * item <= target.l2_bytes // 4
+    by_rows = layout in ("read_as", "unpack_quads") and few and row_tiles > 1
+    rows = Share() if p.batch == 1 and not by_rows else Share(1, p.m if p.batch == 1 else p.batch)
+    if nest.has_prologue:
+        first = evaluated(at, [nest.lhs], space)
+        vector = first.vector_ps(rates, tiles.lanes, len(space) - 1, 1)
+        work.compute_ps += p.batch * p.m * -(-p.k // tiles.lanes) * vector
+        for r in first.reads:
+            work.read(r.operand, r.footprint(space, at.nbytes[r.operand]), rows.of(at.nbytes[r.operand]))
+    else:
+        lhs, wanted = nest.lhs.data, p.batch * p.m * p.k * nest.lhs.dtype.itemsize
+        work.read(lhs, min(wanted, at.nbytes[lhs]), rows.of(at.nbytes[lhs]))
+    work.read(rhs, at.nbytes[rhs], Share())
+    own = rows.of(at.nbytes[at.operands]) if rows.step else Share(at.itemsizes[at.operands], p.n)
+    work.end(at, [r for r in end.reads if r.operand != rhs], kept, len(nest.stores), own)
+    return work
+
+
+def attention_work(nest: AttentionNest, at: Setting) -> Work:
+    """What attention does: two products and a softmax of the scores between them."""
+    rates, lanes, batch = at.rates, at.lanes, [at.size(d) for d in nest.batch]
+    heads, queries, keys = prod(batch), at.size(nest.queries), at.size(nest.keys)
+    depth, values = at.size(nest.depth), at.size(nest.value_depth)
+    if 0 in (heads, queries, keys, depth, values):
+        return Work(units=1)
+    causal = nest.right is not None and at.size(nest.right) < keys and queries > 1
+    seen, work = (keys + 1) / 2 if causal else float(keys), Work()
+    score_ps = (SCORE_OPERATIONS + MASK_OPERATIONS * len(nest.masks)) * rates.op_ps
+    if queries <= FEW_QUERIES:
+        per_key = (-(-depth // lanes) + -(-values // lanes)) * rates.fma_ps + rates.combine_ps / 4
+        row_ps = seen * per_key + -(-keys // lanes) * score_ps + rates.call_ps
+        work.compute_ps, work.units = heads * queries * row_ps, heads
+    else:
+        tiles = tiles_for(nest.q.dtype.name, at.target)
+        blocks, vectors = -(-queries // (lanes * tiles.vectors)), -(-queries // lanes)
+        product_ps = (depth + values) / tiles.group * rates.fma_ps * tiles.operations * TURNED
+        work.compute_ps = heads * vectors * seen * (product_ps + score_ps)
+        work.compute_ps += heads * blocks * -(-keys // KEYS) * 4 * rates.call_ps
+        work.units = heads * blocks
+        work.add_inner("l2", heads * blocks * seen * (depth + values) * nest.k.dtype.itemsize)
+    space = [*batch, queries, keys]
+    for e in _loads(nest.q, nest.k, nest.v, nest.score):
+        read = read_of(e, at.strides[e.data], space, at.size)
+        work.read(e.data, at.nbytes[e.data], _by_heads(read.steps, batch, read.itemsize))
+    steps, item = [at.size(s) for s in nest.stores[0].strides], at.itemsizes[at.operands]
+    share = _by_heads(steps, batch, item) if heads > 1 else Share(steps[len(batch)] * item, queries)
+    work.end(at, (), (), len(nest.stores), share)
+    return work
+
+
+def _loads(*bodies: Scalar) -> list[Scalar]:
+    """One load of each operand."""
+    return list({e.data: e for b in bodies for e in b.walk() if e.prim in LOADS}.values())
+
+
+def _by_heads(steps: Sequence[int | None], batch: Sequence[int], itemsize: int) -> Share:
+    """How threads share what they read or write by heads."""
+    first = next((a for a, n in enumerate(batch) if n > 1), None)
+    step = None if first is None else steps[first]
+    return Share(abs(step) * itemsize, batch[first]) if step and first is not None else Share()
