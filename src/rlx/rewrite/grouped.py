@@ -21,8 +21,8 @@ MOST_BETWEEN = 40  # values between two matmuls
 @rule("matmul with repeated matrices", GROUPED)
 def without_repeats(s: Subject) -> Node | None:
     """dot_general(a, repeat(b, n, axis)) for the last batch axis: n becomes an axis of rows of a."""
-    node = s.node
-    if node.op.name != "dot_general":
+    node, matmul = s.node, get_op("dot_general")
+    if node.op is not matmul:
         return None
     out_dtype, at = node.attrs["out_dtype"], Axes(**{k: v for k, v in node.attrs.items() if k != "out_dtype"})
     a, b = node.operands
@@ -41,7 +41,7 @@ def without_repeats(s: Subject) -> Node | None:
     def moved(used: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(i + (i > own) for i in used)
 
-    made: Node = get_op("dot_general")(
+    made: Node = matmul(
         split,
         matrices,
         lhs_contract=moved(at.lhs_contract),
@@ -64,6 +64,7 @@ class _Split:
     def __init__(self, axis: int, groups: Dim, members: int) -> None:
         self.axis, self.groups, self.members = axis, groups, members
         self.made: dict[int, Node | None] = {}
+        self.reshape = get_op("reshape")
 
     def of(self, node: Node) -> Node:
         made = self.without_view(node, node.rank)
@@ -79,7 +80,7 @@ class _Split:
 
     def view(self, node: Node, rank: int) -> Node:
         shape = self.shape(node.shape, rank)
-        made: Node = node if shape == node.shape else get_op("reshape")(node, shape=shape)
+        made: Node = node if shape == node.shape else self.reshape(node, shape=shape)
         return made
 
     def without_view(self, node: Node, rank: int) -> Node | None:
@@ -89,7 +90,7 @@ class _Split:
         return self.made[node.id]
 
     def _computed(self, node: Node, rank: int) -> Node | None:
-        if node.op.name == "reshape" and node.rank == rank:
+        if node.op is self.reshape and node.rank == rank:
             (source,) = node.operands
             return source if source.shape == self.shape(node.shape, rank) else None
         if node.rank != rank or node.op.role is not Role.COMPUTE or node.bodies:

@@ -12,7 +12,7 @@ import pytest
 
 from rlx.api.compile import plan
 
-BENCH = Path(__file__).parents[3] / "bench" / "arena.py"
+BENCH = Path(__file__).parents[3] / "bench" / "compiler" / "arena.py"
 
 
 def load_bench() -> ModuleType:

@@ -1,8 +1,8 @@
 """How close the arenas of whole models come to their lower bounds, and what the order of kernels gains.
 
-    python bench/arena.py                # all models
-    python bench/arena.py minilm silero  # those whose name contains a word
-    python bench/arena.py --json
+    python bench/compiler/arena.py                # all models
+    python bench/compiler/arena.py minilm silero  # those whose name contains a word
+    python bench/compiler/arena.py --json
 
 One row per model and binding: bytes of the activation space, the proven bound of the order in force, their
 ratio (1.03 is the goal), and the bound of the order in which the model came (which ours may not exceed).
@@ -30,7 +30,7 @@ from rlx.cost.decision import bytes_text
 from rlx.ir.graph import Graph
 from rlx.plan.build import Planner
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from convnets import RlxBuilder, bottlenecks
 
 GOAL = 1.03

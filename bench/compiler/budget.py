@@ -1,6 +1,6 @@
 """What memory budgets cost: bytes of activations and time with and without, results compared bit by bit.
 
-    python bench/budget.py [--share 0.7] [--rounds 10] [--threads 1] [--model minilm|training|all]
+    python bench/compiler/budget.py [--share 0.7] [--rounds 10] [--threads 1] [--model minilm|training|all]
 
 Both programs run in turn, so that whatever else the machine does falls on both; the best of each counts. On a
 machine that is busy with other things, trust the CPU time of one thread and not the time on the wall.
