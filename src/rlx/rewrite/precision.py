@@ -31,6 +31,7 @@ from rlx.ops.math.contract import dot_general
 from rlx.ops.math.elementwise import cast
 from rlx.rewrite.basic import remove_dead
 from rlx.rewrite.conv_cost import gains_by_halves
+from rlx.rewrite.half_weights import Halves
 from rlx.target.prices import DEVICES, Prices
 from rlx.target.tiles import ConvTarget
 
@@ -86,6 +87,7 @@ class _Narrowing:
             self.attend()
         self.report()
         self.rounded: dict[int, Node] = {}
+        self.halves = Halves()
 
     def by_weight(self, node: Node) -> bool:
         """Whether a node multiplies f32 activations with constant weights."""
@@ -262,5 +264,8 @@ class _Narrowing:
                 before = self.round(old.operands[0], new.operands[0])
                 self.rounded[old.id] = old.op(before, *new.operands[1:], **old.attrs)
             else:
-                self.rounded[old.id] = cast(new, dtype=self.narrow)
+                half = self.halves.of(new)
+                if half is None or half.dtype is not self.narrow:
+                    half = cast(new, dtype=self.narrow)
+                self.rounded[old.id] = half  # what was widened from this dtype is what it was
         return self.rounded[old.id]

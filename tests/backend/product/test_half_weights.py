@@ -18,6 +18,7 @@ from rlx.codegen.native.elf import defined_symbols, undefined_symbols
 from rlx.codegen.native.jit import compile_object
 from rlx.ir.dim import sym
 from rlx.ir.dtype import dtype
+from rlx.runtime.recover import recoverable
 from rlx.target.cpu import Target, targets
 from spills import spills_of
 
@@ -165,6 +166,19 @@ def test_weights_stay_in_16_bits(
     lir = plan(make(half, half), target=target)
     matrices = [n for n in lir.mir.params.values() if int(n.tensor.numel) > 200]
     assert matrices and all(n.dtype is dtype(half) for n in matrices), [str(n.type) for n in matrices]
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_weights_of_the_precision_are_not_rounded_again(half: str) -> None:
+    graph = layer(half, half)
+    lir = plan(graph, target="x86-64-v3", precision=half)
+    assert lir.derived is not None
+    params = {n.id for n in lir.mir.params.values()}
+    assert {"wq", "wk", "wv", "up"} <= recoverable(lir, params).keys()
+    stored, wide = (rlx.compile(g, target="x86-64", precision=half) for g in (graph, layer(None, half)))
+    for m in (1, 20):
+        found, wanted = (p.run(feed_of(graph, m)) for p in (stored, wide))
+        assert all(found[name].tobytes() == wanted[name].tobytes() for name in wanted)
 
 
 def test_bodies_of_loops_multiply_by_16_bits() -> None:
