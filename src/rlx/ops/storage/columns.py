@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from rlx.ir.attr import Attr, integer, tuple_of
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32
 from rlx.ir.graph import Node
-from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.op import Arg, Op, Sample, declare, get_op
 from rlx.ir.types import TensorType
 from rlx.kernel.form import Form, Template
 from rlx.kernel.layout import Layout
@@ -22,12 +21,11 @@ from rlx.ops.array.addressing import checked
 from rlx.ops.array.gather import gather
 from rlx.ops.array.shape import transpose
 from rlx.ops.math.elementwise import cast
-from rlx.ops.quant.groups import _dequantize_groups
+from rlx.ops.quant import groups as _groups  # noqa: F401  ops are declared before they are asked for
 from rlx.ops.rules import is_integer, lift_all, need_dtype
-from rlx.ops.storage.packing import read_as
+from rlx.ops.storage import packing as _packing  # noqa: F401
 
-_READ: Any = read_as  # ops are objects, which the rules of others are called on
-_DECODE: Any = _dequantize_groups
+_READ, _DECODE = get_op("read_as"), get_op("dequantize_groups")
 
 
 @declare
@@ -49,21 +47,18 @@ class gather_stored(Op):
     ) -> TensorType:
         need_dtype(self.name, indices, is_integer)
         parts = [_READ.infer(stored, layout=own) for own in layouts]
-        if not parts or any(t.rank != 2 for t in parts):
+        matrix = parts[0] if len(parts) == 1 else _DECODE.infer(*parts, bits=8, group=group)
+        if not isinstance(matrix, TensorType) or matrix.rank != 2:
             raise ShapeError(f"{self.name}: {stored} does not hold one matrix")
-        if len(parts) > 1:
-            matrix = _DECODE.infer(*parts, bits=8, group=group)
-        else:
-            (matrix,) = parts
-            if not matrix.dtype.is_float:
-                raise DTypeError(f"{self.name}: {matrix} is no matrix of real numbers")
+        if not matrix.dtype.is_float:
+            raise DTypeError(f"{self.name}: {matrix} is no matrix of real numbers")
         return TensorType(F32, (*indices.shape, matrix.shape[0]))
 
     def ref(
         self, stored: np.ndarray, indices: np.ndarray, *, layouts: tuple[Layout, ...], group: int
     ) -> np.ndarray:
         parts = [own.unpack(stored) for own in layouts]
-        matrix: np.ndarray = parts[0] if len(parts) == 1 else _DECODE.ref(*parts, bits=8, group=group)
+        matrix = parts[0] if len(parts) == 1 else np.asarray(_DECODE.ref(*parts, bits=8, group=group))
         rows: np.ndarray = matrix.T[checked(self.name, indices, matrix.shape[1])]
         return rows.astype(np.float32)
 
