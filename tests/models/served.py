@@ -19,6 +19,7 @@ from tiny_chat import write_chat_model
 
 NAME = "tiny"
 CONTEXT = 512
+HANG = 600.0  # seconds that end a hang; a machine may be stopped for minutes
 
 
 class Answer(NamedTuple):
@@ -66,7 +67,7 @@ class Client:
         head = {name.replace("_", "-"): value for name, value in headers.items()}
         if self.key is not None:
             head.setdefault("Authorization", f"Bearer {self.key}")
-        connection = http.client.HTTPConnection(*self.address, timeout=120)
+        connection = http.client.HTTPConnection(*self.address, timeout=HANG)
         try:
             connection.request(method, path, body, head)
             answer = connection.getresponse()
@@ -94,7 +95,7 @@ class Client:
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         head += f"{key}Content-Length: {len(body)}\r\n\r\n"
         connection = socket.socket()
-        connection.settimeout(120)
+        connection.settimeout(HANG)
         if buffer:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         connection.connect(self.address)
@@ -125,7 +126,7 @@ def serving_model(folder: Path) -> Callable[..., Any]:
             yield Client(server.url, key, server=server, engine=engine, model=model)
         finally:
             server.stop(at_once=True)
-            thread.join(60)
+            thread.join(HANG)
             assert not thread.is_alive(), "the server does not stop"
 
     return start
@@ -160,10 +161,10 @@ def held(engine: Any) -> Iterator[None]:
 
     def deliver(piece: object) -> None:
         reached.set()
-        assert goes_on.wait(120)
+        assert goes_on.wait(HANG)
 
     generation = engine.submit(Request((5, 6), 2), deliver)
-    assert reached.wait(120)
+    assert reached.wait(HANG)
     try:
         yield
     finally:
@@ -171,7 +172,7 @@ def held(engine: Any) -> Iterator[None]:
         wait_for(lambda: generation.finish_reason is not None)
 
 
-def wait_for(happened: Callable[[], bool], seconds: float = 120.0) -> None:
+def wait_for(happened: Callable[[], bool], seconds: float = HANG) -> None:
     end = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end, "it does not happen"

@@ -125,13 +125,15 @@ class Peer:
     to_avx2: Mapping[str, str]
 
 
-def _package(name: str, module: str) -> Callable[[], str]:
-    def check() -> str:
-        if importlib.util.find_spec(module) is None:
-            raise PeerError(f"{name} is not installed: pip install --no-deps {name}")
-        return version(name)
+def installed(name: str, module: str) -> str:
+    """The version of a package; raises if it is not here."""
+    if importlib.util.find_spec(module) is None:
+        raise PeerError(f"{name} is not installed: pip install --no-deps {name}")
+    return version(name)
 
-    return check
+
+def _package(name: str, module: str) -> Callable[[], str]:
+    return lambda: installed(name, module)
 
 
 def _libraries() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -86,3 +87,19 @@ def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
     write_page(page, "one")
     write_page(page, "two")
     assert page.read_text() == f"a\n{BEGIN}\ntwo\n{END}\nb\n"
+
+
+def test_servers_are_measured(tmp_path: Path, require: Callable[[str], None]) -> None:
+    require("serve")
+    from tiny_chat import write_chat_model  # needs tokenizers
+
+    write_chat_model(tmp_path, max_position_embeddings=1024)
+    command = [sys.executable, str(BENCH / "serve.py"), str(tmp_path), "--engine", "rlx", "-t", "1", "--json"]
+    command += ["--streams", "3", "--tokens", "8", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (found,) = json.loads(done.stdout)["tokens a second"].values()
+    whats = ["1 stream", "3 streams", "prompt of 128"]
+    whats += ["1 stream, engine", "3 streams, engine", "prompt of 128, engine"]
+    whats += ["prompt of 128, alone", "prompt of 128, alone, all logits", "1 stream, alone"]
+    assert list(found["1"]) == whats and all(value > 0 for row in found["1"].values() for value in row["rlx"])
+    assert "3 of 3 streams have the text that they have alone" in done.stderr

@@ -94,6 +94,9 @@ def test_schemas(client: Any) -> None:
     found = client.chat.completions.parse(model="tiny", messages=USER, response_format=Person)
     person = found.choices[0].message.parsed
     assert isinstance(person, Person) and len(person.name) <= 5
+    form: Any = {"type": "json_object"}
+    plain = client.chat.completions.create(model="tiny", messages=USER, response_format=form, max_tokens=9)
+    assert plain.choices[0].message.content.startswith("{")
 
 
 def test_errors(openai: Any, client: Any, server: Any) -> None:
@@ -127,6 +130,40 @@ def test_a_full_queue_is_tried_again(openai: Any, serving: Any) -> None:
             with pytest.raises(openai.RateLimitError):
                 client.chat.completions.create(model="tiny", messages=USER)
             waits.close()
+
+
+def test_what_a_client_gives_up_is_cancelled(openai: Any, server: Any) -> None:
+    from served import held, wait_for
+
+    async def give_up() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="correct-horse") as client:
+            asked = client.chat.completions.create(model="tiny", messages=USER)
+            task = asyncio.ensure_future(asked)
+            while not server.engine.stats()["waiting"]:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    wait_for(lambda: server.engine.stats()["running"] == 0)
+    before = server.engine.stats()["cancelled"]
+    with held(server.engine):
+        asyncio.run(give_up())
+    wait_for(lambda: server.engine.stats()["cancelled"] == before + 1)
+
+
+def test_errors_after_a_stream_has_begun(openai: Any, serving: Any) -> None:
+    from served import held
+
+    with serving(slots=1, timeout=0.5) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        with held(server.engine):
+            stream = client.chat.completions.create(model="tiny", messages=USER, stream=True)
+            with pytest.raises(openai.APIError, match="--timeout") as slow:
+                list(stream)
+            assert slow.value.code == "timeout"
+            with pytest.raises(openai.InternalServerError, match="--timeout"):
+                client.chat.completions.create(model="tiny", messages=USER)
 
 
 def test_many_at_once(openai: Any, server: Any) -> None:
