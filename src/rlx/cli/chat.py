@@ -79,7 +79,7 @@ def chat(
     asked = " ".join(prompt)
     talks = not prompt and sys.stdin.isatty()
     if not prompt and not talks:
-        asked = sys.stdin.read()
+        asked = sys.stdin.read().rstrip("\r\n")  # the end of its last line is not part of a question
     if not talks and not asked.strip():
         raise click.UsageError("the prompt is empty; give a text")
     with progress(f"loading {model}") as say:

@@ -6,7 +6,7 @@ the logits of every token, and what is chosen from them, are those that it has w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from rlx.llm.source import AT_ONCE, Source
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
+    from rlx.runtime.stream import Stream
 
 PROPOSED = 4
 """Tokens that a draft proposes at a time."""
@@ -40,6 +41,25 @@ def check_tokenizers(source: Source, draft: Source) -> None:
             f"the draft {draft.path} has another tokenizer than {source.path}: {len(other.tokens)} and "
             f"{len(own.tokens)} tokens; give a draft of the same family"
         )
+
+
+class Stepped(Protocol):
+    """Tokens whose keys and values a stream has."""
+
+    stream: Stream
+    tokens: list[int]
+
+
+def step(conversation: Stepped, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
+    """A step of a conversation. One that fails or is interrupted may have written part of the keys and
+    values: all of them are computed again later.
+    """
+    try:
+        return conversation.stream.step(inputs)
+    except BaseException:
+        conversation.tokens.clear()
+        conversation.stream.reset()
+        raise
 
 
 class CheckedConversation:
@@ -102,7 +122,7 @@ class CheckedConversation:
                 "wanted": wanted,
                 "pooled": pooled,
             }
-            out = self.stream.step({**sizes, **arrays, "places": at, "table": self.table})
+            out = step(self, {**sizes, **arrays, "places": at, "table": self.table})
             self.tokens += part.tolist()
             if len(asked):
                 found.append(out[output].copy())

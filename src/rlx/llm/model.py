@@ -13,7 +13,7 @@ from rlx.api.session import known, stored_program
 from rlx.errors import ConfigError, InputError
 from rlx.llm import late
 from rlx.llm.batching.pages import PAGE
-from rlx.llm.draft import MOST, CheckedConversation, check_tokenizers
+from rlx.llm.draft import MOST, CheckedConversation, check_tokenizers, step
 from rlx.llm.sample import Sampler, Sampling, SamplingOptions, StopWords, log_softmax_at, perplexity_of
 from rlx.llm.schema import Guide
 from rlx.llm.source import AT_ONCE, Source, open_source
@@ -266,7 +266,7 @@ class Conversation:
             part = np.array(tokens[at : at + AT_ONCE], np.int64)
             ends = at + len(part) == len(tokens)
             wanted = np.arange(len(part)) if not last else np.arange(len(part) - 1, len(part))[: int(ends)]
-            out = self.stream.step({"past": at, "tokens": part, "wanted": wanted})
+            out = step(self, {"past": at, "tokens": part, "wanted": wanted})
             self.tokens += part.tolist()
             if len(wanted):
                 found.append(out[output])

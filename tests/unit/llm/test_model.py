@@ -160,9 +160,10 @@ def test_chat_prints_the_answer_only(
     want = model.chat("Say it", max_tokens=9) + "\n"
     assert main(["chat", "Say", "it", *options]) == 0
     assert capfd.readouterr() == (want, "")
-    monkeypatch.setattr("sys.stdin", io.StringIO("Say it"))
-    assert main(["chat", *options]) == 0
-    assert capfd.readouterr().out == want
+    for given in ("Say it", "Say it\n"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(given))
+        assert main(["chat", *options]) == 0
+        assert capfd.readouterr().out == want
     system = model.chat(
         [{"role": "system", "content": "Be odd."}, {"role": "user", "content": "Say it"}], max_tokens=9
     )
@@ -181,6 +182,29 @@ def test_chat_refuses(
     monkeypatch.setattr("sys.stdin", io.StringIO("  \n"))
     assert main(["chat", "--model", str(folder)]) == 2
     assert "the prompt is empty" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_an_answer_that_is_stopped_harms_no_other(
+    draft: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come in the middle of a step, when part of the keys and values is written."""
+    model = rlx.llm.load(folder, draft=folder if draft else None)
+    want, execute, calls = model.chat("ab", max_tokens=9), type(model.program).execute, 0
+
+    def interrupted(*given: Any) -> object:
+        nonlocal calls
+        calls += 1
+        found = execute(*given)
+        if calls == 3:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model.program), "execute", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.chat("cd", max_tokens=9)
+    assert model.chat("ab", max_tokens=9) == want
 
 
 class Terminal(io.StringIO):
