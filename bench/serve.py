@@ -3,6 +3,7 @@
     python bench/serve.py                              # zoo:smollm2 on 1 and 2 threads
     python bench/serve.py model.gguf -t 1 --streams 16 --tokens 64
     python bench/serve.py --engine rlx --json
+    python bench/serve.py --steps                      # what batch invariance costs
 
 Each server has its own process, which is stopped outside its turns. A prompt counts from its request to its
 only token. Streams count from the moment when all of them have begun until the first one ends: the tokens
@@ -34,6 +35,7 @@ from rlx.llm import Engine, LanguageModel, Request, load
 from rlx.llm.source import open_source
 from rlx.records import dataclass
 from rlx_bench.llm.servers import CONTEXT, Server, check, serving
+from rlx_bench.llm.steps import measure_steps
 from rlx_bench.machine import kind, processor
 
 PROMPT = 128
@@ -211,6 +213,19 @@ def measure(spec: str, threads: int, args: argparse.Namespace) -> dict[str, dict
     return rows
 
 
+def show_steps(args: argparse.Namespace) -> None:
+    """A table of steps on one sequence and on pages; the last column is the median of ratios of pairs."""
+    cells = []
+    for spec in args.models:
+        for threads in args.threads or (1, 2):
+            for (past, new), times in measure_steps(model_path(spec), threads, args.rounds).items():
+                shown = [f"{statistics.median(t) * 1e3:.2f} ms" for t in times]
+                ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
+                cells.append([f"{spec}, {new} after {past}", str(threads), *shown, f"{ratio:.3f}"])
+    print_line(f"{processor()} ({kind()})")
+    print_table(["step", "threads", "one sequence", "pages", "ratio"], cells)
+
+
 def cell(values: Sequence[float]) -> str:
     """
     >>> cell([99.0, 100.0, 101.0]), cell([])
@@ -233,7 +248,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="of each stream [%(default)s]")
     parser.add_argument("--rounds", type=int, default=3, help="[%(default)s]")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    parser.add_argument(
+        "--steps", action="store_true", help="steps of programs, for one sequence and on pages"
+    )
     args = parser.parse_args()
+    if args.steps:
+        show_steps(args)
+        return
     found = {
         spec: {threads: measure(spec, threads, args) for threads in args.threads or (1, 2)}
         for spec in args.models

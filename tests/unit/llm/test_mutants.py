@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import gguf
@@ -53,10 +55,27 @@ def use(path: Path) -> None:
             source.tensors[name].array()
 
 
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """Not even a GiB more of address space: a size that a file only claims must not be allocated."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 def check(model: Path, file: Path, count: int, head: int) -> None:
     """Use a model with mutants of one of its files."""
-    content, works = file.read_bytes(), 0
     use(model)
+    with little_memory():
+        check_mutants(model, file, count, head)
+
+
+def check_mutants(model: Path, file: Path, count: int, head: int) -> None:
+    content, works = file.read_bytes(), 0
     for data in mutants(content, count, head):
         file.unlink()  # a map of the file before keeps its bytes
         file.write_bytes(data)
