@@ -384,8 +384,11 @@ def pack(array: Array, to: object) -> NDArray[np.uint8]:
     return np.asarray(np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1), np.uint8)
 
 
-def unpack(data: bytes | bytearray | memoryview | NDArray[np.uint8], to: object, n: int) -> Array:
+def unpack(
+    data: bytes | bytearray | memoryview | NDArray[np.uint8], to: object, n: int, copy: bool = True
+) -> Array:
     """The `n` elements of dtype `to` whose dense bytes are `data` (the inverse of `pack`), as a 1-D array.
+    Without `copy`, it is a view on `data` where elements are whole bytes.
 
     >>> unpack(bytes([33, 15]), I4, 3).tolist()
     [1, 2, -1]
@@ -395,7 +398,7 @@ def unpack(data: bytes | bytearray | memoryview | NDArray[np.uint8], to: object,
     if raw.size != target.nbytes(n):
         raise FormatError(f"{n} elements of {target} take {target.nbytes(n)} bytes, not the {raw.size} given")
     if target.bits >= 8:
-        return raw.copy().view(target.np)
+        return (raw.copy() if copy else raw).view(target.np)
     shifts = np.arange(8 // target.bits, dtype=np.uint8) * np.uint8(target.bits)
     codes = ((raw[:, None] >> shifts) & np.uint8((1 << target.bits) - 1)).reshape(-1)[:n]
     if target.is_float:
@@ -406,7 +409,8 @@ def unpack(data: bytes | bytearray | memoryview | NDArray[np.uint8], to: object,
 class LazyArray:
     """Dtype and shape of an array that is made whenever NumPy needs it, and held by nobody.
 
-    `fill`, if given, writes the bytes of the array to a place instead of making it.
+    `fill`, if given, writes the bytes of the array to a place instead of making it. `part(start, stop)`, if
+    given, makes these elements only, counted in row-major order.
 
     >>> lazy = LazyArray(dtype("f32"), (2,), lambda: np.ones(2, np.float32))
     >>> lazy.nbytes, np.asarray(lazy)
@@ -419,8 +423,9 @@ class LazyArray:
         shape: tuple[int, ...],
         make: Callable[[], Array],
         fill: Callable[[Array], None] | None = None,
+        part: Callable[[int, int], Array] | None = None,
     ) -> None:
-        self.dtype, self.shape, self._make, self._fill = of.np, shape, make, fill
+        self.dtype, self.shape, self._make, self._fill, self.part = of.np, shape, make, fill, part
         self.nbytes = math.prod(shape) * of.np.itemsize
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:

@@ -5,8 +5,11 @@ only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from rlx.ir.dtype import LazyArray
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, get_op
 from rlx.ir.rewrite import rewrite
@@ -17,6 +20,7 @@ from rlx.rewrite.basic import uses_symbols
 MOST_DENSE = 0.1  # share of non-zero elements up to which a matrix counts as sparse
 LEAST_SAVED = 1024  # zeros, below which nothing is to be gained
 ROWS_AT_ONCE = 64
+PARTS = 64  # in which a matrix is read from a file
 FEW_ROWS = 4  # rows of the other operand with which lanes along columns of the whole matrix are faster
 
 
@@ -28,15 +32,15 @@ def weight_value(graph: Graph, node: Node) -> np.ndarray | None:
     if node.op.role is Role.PARAM:
         found = graph.param_values.get(node.attrs["name"])
         return None if found is None else np.asarray(found)
-    if (
-        node.op.role is Role.COMPUTE
-        and node.op.has("view")
-        and len(node.operands) == 1
-        and not uses_symbols(node)
-    ):
+    if _is_view(node):
         inner = weight_value(graph, node.operands[0])
         return None if inner is None else np.asarray(node.op.ref(inner, **node.attrs))
     return None
+
+
+def _is_view(node: Node) -> bool:
+    one = node.op.role is Role.COMPUTE and node.op.has("view") and len(node.operands) == 1
+    return one and not uses_symbols(node)
 
 
 def find_sparse_weights(graph: Graph) -> Graph:
@@ -89,16 +93,42 @@ def _few_rows(other: Node) -> bool:
 def _count(graph: Graph, node: Node) -> int | None:
     if node.rank != 2 or not node.tensor.is_static:
         return None
+    rows, columns = map(int, node.shape)
+    most = min(MOST_DENSE * rows * columns, rows * columns - LEAST_SAVED)
+    blocks = _blocks(graph, node) if most >= 0 else None
+    if blocks is None:
+        return None
+    count = 0
+    for block in blocks:  # a dense matrix shows in its first rows
+        count += int(np.count_nonzero(block))
+        if count > most:
+            return None
+    return max(count, 1)
+
+
+def _blocks(graph: Graph, node: Node) -> Iterator[np.ndarray] | None:
+    """The elements of a matrix, some rows at a time; None where they are not known. Of a tensor in a file, no
+    more is read than is taken: these elements are the same, in the order of the file."""
+    rows, columns = map(int, node.shape)
+    stored = _stored(graph, node)
+    if stored is not None and stored.part is not None:
+        part, size = stored.part, rows * columns
+        step = -(-size // PARTS)
+        return (part(first, min(first + step, size)) for first in range(0, size, step))
     value = weight_value(graph, node)
     if value is None:
         return None
-    most = min(MOST_DENSE * value.size, value.size - LEAST_SAVED)
-    count = 0
-    for first in range(0, len(value), ROWS_AT_ONCE):  # a dense matrix shows in its first rows
-        count += int(np.count_nonzero(value[first : first + ROWS_AT_ONCE]))
-        if count > most:
-            return None
-    return max(count, 1) if most >= 0 else None
+    return (value[first : first + ROWS_AT_ONCE] for first in range(0, rows, ROWS_AT_ONCE))
+
+
+def _stored(graph: Graph, node: Node) -> LazyArray | None:
+    """The array of a file whose elements a weight has, each once."""
+    while _is_view(node) and node.tensor.numel == node.operands[0].tensor.numel:
+        node = node.operands[0]
+    if node.op.role is not Role.PARAM:
+        return None
+    found = graph.param_values.get(node.attrs["name"])
+    return found if isinstance(found, LazyArray) else None
 
 
 def _packed(weight: Node, axis: int, room: int) -> Node:

@@ -111,10 +111,11 @@ def _weights(file: KeptFile) -> dict[str, LazyArray]:
     for name, about in described.items():
         if about.get("dtype") == "F32":
             shape, (first, stop) = tuple(about["shape"]), about["data_offsets"]
-            make = partial(_tensor, file, start + first, start + stop, shape)
-            found[name] = LazyArray(F32, shape, make)
+            whole = partial(_tensor, file, start + first, shape, 0, (stop - first) // 4)
+            part = partial(_tensor, file, start + first, (-1,))
+            found[name] = LazyArray(F32, shape, whole, part=part)
     return found
 
 
-def _tensor(file: KeptFile, first: int, stop: int, shape: tuple[int, ...]) -> np.ndarray:
-    return file.read(first, stop - first).view("<f4").reshape(shape)
+def _tensor(file: KeptFile, offset: int, shape: tuple[int, ...], first: int, stop: int) -> np.ndarray:
+    return file.read(offset + 4 * first, 4 * (stop - first)).view("<f4").reshape(shape)

@@ -78,7 +78,15 @@ class TensorFiles:
         nbytes = kind.nbytes(count)
         file, offset, length = _external(tensor, nbytes, self.folder, self._kept)
         _check_length(tensor, kind, nbytes, length)
-        return LazyArray(kind, shape, lambda: unpack(file.read(offset, nbytes), kind, count).reshape(shape))
+
+        def part(start: int, stop: int) -> np.ndarray:
+            first, size = offset + kind.nbytes(start), kind.nbytes(stop - start)
+            return unpack(file.read(first, size), kind, stop - start, copy=False)
+
+        whole_bytes = kind.bits >= 8
+        return LazyArray(
+            kind, shape, lambda: part(0, count).reshape(shape), part=part if whole_bytes else None
+        )
 
 
 def tensor_array(tensor: TensorProto, folder: Path | None = None) -> np.ndarray:
@@ -96,7 +104,7 @@ def tensor_array(tensor: TensorProto, folder: Path | None = None) -> np.ndarray:
     else:
         return _checked(_typed_field(tensor, kind, count), count, shape, name)
     _check_length(tensor, kind, kind.nbytes(count), len(raw))
-    return unpack(raw, kind, count).reshape(shape)
+    return unpack(raw, kind, count, copy=isinstance(raw, bytes)).reshape(shape)
 
 
 def _sizes(tensor: TensorProto) -> tuple[tuple[int, ...], int]:
