@@ -200,6 +200,7 @@ class CompiledProgram(Execution):
         lir = self.lir if binding is None else self.lir.specialize(binding)
         times = later().measuring.kernel_times(self, lir.plan.binding) if measure else {}
         page = explain(lir, self._host_reasons(), self._scratch(lir.plan), host_text(), times)
+        page += "".join(f"\ncode: {line}\n" for line in self.kernels.shared_code())
         if not measure:
             return page
         return f"{page}\n{later().measuring.measured(self.lir, self.threads)}\n"

@@ -43,14 +43,15 @@ class ArgumentTable:
 
     def __init__(self, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> None:
         self.inputs, self.outputs = list(inputs), list(outputs)
-        self._dims: dict[Dim, int] = {}
+        self._dims: dict[Dim | str, int] = {}  # size expressions, and names of `given` sizes
+        self._given: dict[str, int] = {}
         self._read: dict[tuple[str, int], Value] = {}  # by function
         self._operands: dict[tuple[str, int], Operand] = {}
 
     @property
     def dims(self) -> tuple[Dim, ...]:
         """Size expressions read so far, in the order of their fields."""
-        return tuple(self._dims)
+        return tuple(self._given[d] if isinstance(d, str) else d for d in self._dims)
 
     def field(self, fn: Function, index: int, type_: str = "i64") -> Value:
         """Field of the argument table, read once at the entry of `fn` (its args[0] is the table)."""
@@ -65,6 +66,18 @@ class ArgumentTable:
         """A size: known ones are ints, the others fields of the table."""
         if isinstance(d, int):
             return d
+        return self._dim_field(fn, d)
+
+    def give(self, name: str, size: int) -> None:
+        """Let functions read a known size all the same: their code is then that of other sizes, too."""
+        self._given[name] = size
+        self._dims[name] = len(self._dims)
+
+    def given(self, fn: Function, name: str) -> Value:
+        """A size of `give`, by its name."""
+        return self._dim_field(fn, name)
+
+    def _dim_field(self, fn: Function, d: Dim | str) -> Value:
         number = self._dims.setdefault(d, len(self._dims))
         return self.field(fn, FIRST_OPERAND + len(self.inputs) + len(self.outputs) + number)
 

@@ -8,6 +8,7 @@ A kernel is `void kernel(ptr args, i64 thread, i64 threads, i64 part)`. `part` i
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
@@ -115,6 +116,14 @@ class KernelSet:
     def cuts(self) -> dict[int, WeightCut]:
         """How kernels can be run part by part, by node."""
         return {id: kernel.cut for id, kernel in self.kernels.items() if kernel.cut is not None}
+
+    def shared_code(self) -> list[str]:
+        """A line for each kernel that several contractions share, which pass it their widths."""
+        given = (k.name for k in self.kernels.values() if any(isinstance(d, int) for d in k.dims))
+        return [
+            f"{count} contractions that differ in width only share one kernel, which reads widths at run time"
+            for count in Counter(given).values()
+        ]
 
     def in_bodies(self) -> Iterator[EmittedKernel]:
         """Kernels of all bodies, however deep."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rlx.codegen.cpu.expression import Expression, Lane
 from rlx.codegen.cpu.frame import FIRST_OPERAND, ArgumentTable, EmittedKernel, Slot, unflatten
 from rlx.codegen.cpu.primitives import memory_type, to_memory
-from rlx.codegen.cpu.product.gemm import GemmSpec, emit_gemm
+from rlx.codegen.cpu.product.gemm import GemmSpec, emit_gemm, shared_facts
 from rlx.codegen.cpu.product.gemm_dot import suits_dot
 from rlx.codegen.cpu.product.gemm_rows import Prologue, row_stride
 from rlx.codegen.cpu.product.packing import own_panels
@@ -25,7 +25,7 @@ from rlx.ir.types import Shape
 from rlx.kernel.affine import affine, to_dim
 from rlx.kernel.nests import ContractNest, Nest, as_sum
 from rlx.kernel.quads import QuadPanels
-from rlx.kernel.scalar import Scalar, body_cost
+from rlx.kernel.scalar import LOADS, Scalar, body_cost
 from rlx.plan.lir import WeightCut
 from rlx.records import dataclass
 from rlx.target.cpu import Target
@@ -72,10 +72,53 @@ def linear_steps(read: Scalar, strides: Shape, rank: int) -> Steps | None:
     return Steps(tuple(total), start)
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """What kernels have in common that differ in widths only, and the widths of one of them."""
+
+    key: tuple[object, ...]
+    widths: tuple[int, ...]
+    cut: WeightCut | None
+
+    def fitted(self, kernel: EmittedKernel) -> EmittedKernel:
+        """The kernel of another one with the same key, for these widths."""
+        return replace(kernel, dims=(*self.widths, *kernel.dims[len(self.widths) :]), cut=self.cut)
+
+
+def sharing(
+    nest: ContractNest, inputs: Sequence[Slot], outputs: Sequence[Slot], target: Target
+) -> Sharing | None:
+    """How a contraction can share its code with others, if so. The key is all that the code depends on
+    besides the widths."""
+    plan = None if nest.has_prologue else plan_gemm(nest, inputs)
+    if plan is None or nest.rhs_layout is None or nest.rhs_layout[0] != "read_as":
+        return None
+    spec = gemm_spec(nest, plan, outputs[0].dtype.name)
+    facts = shared_facts(spec, target)
+    wide = tuple(i for i in plan.n if nest.space[i] != 1)
+    if facts is None or len(wide) > 1:
+        return None
+    body, ends = nest.stores[0].body, _epilogue(nest, inputs).stores[0].body
+    indexed = {e.data for e in ends.walk() if e.prim in LOADS}  # others are read where their offset says
+    key = (
+        facts,
+        (spec.m, spec.dtype, spec.c_dtype, plan.a.start, body_cost(body) >= HEAVY_EPILOGUE),
+        (plan.m, tuple(nest.space[i] for i in plan.m), wide, nest.kept, nest.lhs.data, nest.rhs.data),
+        (ends, tuple((i, inputs[i].shape, inputs[i].steps) for i in sorted(indexed))),
+        tuple(slot.dtype.name for slot in (*inputs, *outputs)),
+    )
+    return Sharing(key, tuple(map(int, spec.widths.values())), cut_of(nest, inputs, target))
+
+
 def emit_contraction(
-    module: Module, name: str, nest: ContractNest, inputs: Sequence[Slot], outputs: Sequence[Slot]
+    module: Module,
+    name: str,
+    nest: ContractNest,
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+    shared: bool = False,
 ) -> EmittedKernel:
-    """Write the kernel of a contraction into the module."""
+    """Write the kernel of a contraction into the module; with `shared`, for all kernels of its `sharing`."""
     if nest.rhs_layout is not None and nest.rhs_layout[0] == "unpack_sparse":
         return emit_sparse(module, name, nest, inputs, outputs)
     plan = plan_gemm(nest, inputs)
@@ -83,7 +126,7 @@ def emit_contraction(
         return _Gemm(module, name, nest, plan, inputs, outputs).emit_quantised()  # type: ignore[arg-type]
     if plan is None:
         return emit_nest(module, name, as_sum(nest), inputs, outputs)
-    return _Gemm(module, name, nest, plan, inputs, outputs).emit()
+    return _Gemm(module, name, nest, plan, inputs, outputs).emit(shared)
 
 
 def order_of_product(nest: ContractNest, inputs: Sequence[Slot], target: Target) -> Shape:
@@ -301,12 +344,15 @@ class _Gemm:
     def size(self, group: Sequence[int]) -> Dim:
         return _size(self.nest, group)
 
-    def emit(self) -> EmittedKernel:
+    def emit(self, shared: bool) -> EmittedKernel:
         plan = self.plan
         rhs = self.nest.rhs.data
         lhs = rhs if self.nest.has_prologue else self.nest.lhs.data
         a, b = (rhs, lhs) if plan.swapped else (lhs, rhs)
         spec = gemm_spec(self.nest, plan, self.table.outputs[0].dtype.name)
+        if shared:
+            for name, width in spec.widths.items():
+                self.table.give(name, int(width))
         info = emit_gemm(
             self.module,
             self.name,
@@ -318,6 +364,7 @@ class _Gemm:
             heavy=body_cost(self.store.body) >= HEAVY_EPILOGUE,
             prologue=None if self.prologue_nest is None else self.prologue(self.prologue_nest),
             beside=self.beside(),
+            given=self.table.given if shared else None,
         )
         cut = cut_of(self.nest, self.table.inputs, self.module.target) if spec.can_be_cut else None
         return EmittedKernel(self.name, self.table.dims, info.scratch_bytes_per_thread, cut=cut)

@@ -20,6 +20,7 @@ from rlx.codegen.cpu.product.gemm_driver import (
     DimValue,
     GemmCall,
     GemmSpec,
+    GivenSize,
     KernelInfo,
     Part,
     ProductDriver,
@@ -27,7 +28,7 @@ from rlx.codegen.cpu.product.gemm_driver import (
 )
 from rlx.codegen.cpu.product.gemm_end import Epilogue
 from rlx.codegen.cpu.product.gemm_rows import Prologue, row_stride
-from rlx.codegen.cpu.product.gemm_tile import TileWriter
+from rlx.codegen.cpu.product.gemm_tile import LONG, TileWriter
 from rlx.codegen.cpu.product.microkernel import Kind, kind_of, tile_of
 from rlx.codegen.cpu.product.packing import panel_packer, panel_widener, tile_packer
 from rlx.codegen.native.irtext import Function, Module, Value, vector
@@ -56,6 +57,7 @@ from rlx.codegen.native.words import (
     umin,
 )
 from rlx.errors import UnsupportedError
+from rlx.target.cpu import Target
 
 __all__ = ["DimValue", "Epilogue", "GemmSpec", "KernelInfo", "Size", "emit_gemm"]
 
@@ -85,6 +87,7 @@ def emit_gemm(
     heavy: bool = False,
     prologue: Prologue | None = None,
     beside: tuple[tuple[int, str], ...] = (),
+    given: GivenSize | None = None,
 ) -> KernelInfo:
     """Write the kernel `name` into the module. `operands` are the argument fields of A, B and C;
     `starts` the elements before the first one of A and B.
@@ -94,16 +97,28 @@ def emit_gemm(
     function that the epilogue writes into, `fn.args[0]` is the kernel's argument table. With a `prologue`, A
     is not in memory: its strides are `(0, ..., row_stride(k), 1)`, those of the rows in scratch. `beside` are
     argument fields and LLVM types of matrices stored like C that the epilogue reads: tiles prefetch them
-    early.
+    early. With `given`, n, k and the distances of rows are read at run time though they are known
+    (`shared_facts`).
 
     >>> from rlx.target.cpu import resolve
     >>> spec = GemmSpec(4, 32, 8, a_strides=(8, 1), b_strides=(32, 1), c_strides=(32, 1))
     >>> emit_gemm(Module(resolve("x86-64-v3")), "product", spec).scratch_bytes_per_thread
     1024
     """
-    call = GemmCall(spec, operands, starts, dim_value, epilogue, heavy, prologue, beside)
+    call = GemmCall(spec, operands, starts, dim_value, epilogue, heavy, prologue, beside, given)
     emitter = DotGemm if suits_dot(spec, module.target) else _Gemm
     return emitter(module, name, call).emit()
+
+
+def shared_facts(spec: GemmSpec, target: Target) -> tuple[bool, ...] | None:
+    """What the code of a matmul depends on where its widths are `given` at run time; None where they cannot
+    be. Matmuls of equal facts share their code. Bits are the same: the order of a sum is that of k."""
+    known = all(isinstance(x, int) for x in spec.widths.values())
+    plain = spec.b_packed and spec.quads is None and spec.b_dtype is None and not spec.batch
+    kind = kind_of(spec.dtype, target, prepared=True)
+    if not known or not plain or spec.a_strides[-1] != 1 or kind.group != 1 or kind.prepares_rows:
+        return None
+    return (int(spec.n) % kind.lanes == 0,)
 
 
 def with_rows_from_memory(call: GemmCall, kind: Kind) -> GemmCall:
@@ -167,11 +182,12 @@ class _Gemm(ProductDriver):
             self.stored,
             self.vectors,
             self.end,
-            panel_stride=self.panel_elements if spec.b_packed else self.columns,
+            panel_stride=None if call.given else self.panel_elements if spec.b_packed else self.columns,
             packed_weights=spec.b_packed,
             staged=call.heavy or not maskable,
             masked_b=self.b_in_place,
             resumes=self.blocks_k,
+            deep=call.given is not None or (isinstance(spec.k, int) and spec.k >= LONG),
             beside=() if spec.batch else call.beside,
             quads=spec.quads,
         )
@@ -204,16 +220,22 @@ class _Gemm(ProductDriver):
 
     @property
     def at_once(self) -> dict[int, int]:
-        """Rows -> panels per call. Weights that come from memory are read in one stream: four of them, a
-        panel distant, have four fifths of its speed; but one stream of 16-bit weights is slower than memory.
-        Sums of an excess are chains, too, and take registers; so do products of widened weights that are not
-        added at once.
+        """Rows -> panels per call of weights that are `near`. Those that come from memory are read in one
+        stream: four of them, a panel distant, have four fifths of its speed. Sums of an excess are chains,
+        too, and take registers; so do products of widened weights that are not added at once.
         """
-        spec, room = self.spec, self.module.target.l3_bytes // _STAYS_IN_L3
-        far = spec.b_packed and spec.b_dtype is None and self.weight_bytes > room
-        apart = spec.b_dtype is not None and not self.module.target.has_fma
+        apart = self.spec.b_dtype is not None and not self.module.target.has_fma
         chains = 2 if self.kind.has_excess or apart else 1
-        return {} if far else {rows: n // chains for rows, n in _PANELS_AT_ONCE.items() if n > chains}
+        return {rows: n // chains for rows, n in _PANELS_AT_ONCE.items() if n > chains}
+
+    @property
+    def near(self) -> Count:
+        """Whether B comes from the caches: packed weights stay there until they are needed again. One stream
+        of 16-bit weights is slower than memory: they count as near.
+        """
+        if not self.spec.b_packed or self.spec.b_dtype is not None:
+            return True
+        return self.weights_fit(self.module.target.l3_bytes // _STAYS_IN_L3)
 
     @property
     def group_columns(self) -> int:
@@ -280,10 +302,12 @@ class _Gemm(ProductDriver):
             high = select(single, min(high, part.end - before), high)
         part = Part(part.start, part.end, low, high)
 
+        near = self.near
+
         def by_rows(few: list[int]) -> None:
             """Very few rows have code of their own."""
             if few:
-                if self.m == few[0]:
+                if near & (self.m == few[0]):
                     self.skinny(few[0], a, b, c, first, stop)
                 else:
                     by_rows(few[1:])
@@ -303,7 +327,7 @@ class _Gemm(ProductDriver):
             for rows, panels in self.at_once.items()
             if not isinstance(self.full, int) or panels <= self.full
         ]
-        by_rows(few if self.spec.b_packed or self.b_in_place else [])
+        by_rows(few if near is not False and (self.spec.b_packed or self.b_in_place) else [])
 
     @inline
     def group(
@@ -357,7 +381,7 @@ class _Gemm(ProductDriver):
         self, first: Count, stop: Count, rows: RowBlock, panel: Callable[[Count, PanelForm, RowBlock], None]
     ) -> None:
         """panel(j, form, rows) for panels first..stop; only the last of all can be narrow or ragged."""
-        static = isinstance(self.n, int)
+        static = isinstance(self.spec.n, int)
         # With a run-time n the masked family also serves the full panels: less code, same speed.
         whole = PanelForm(self.vectors, not static, last=False)
         for j in loop(first, min(stop, self.full)):
@@ -426,12 +450,15 @@ class _Gemm(ProductDriver):
         is in L2 when its first tile comes. After the last panel come the weights of the next matmul. A tile
         that has a panel to itself waits for memory anyway, and prefetches nothing.
         """
-        steps = self.padded_k // self.kind.group
+        if self.call.given is None:
+            steps, elements = self.padded_k // self.kind.group, self.panel_elements
+        else:
+            steps, elements = self.k, self.k * self.columns
         parts = self.writer.step_bytes // pace
         if self.spec.b_dtype is not None:  # a step may read a line and a half
             parts = -(-self.writer.step_bytes // pace)
         part = tile - max(stop - parts, first)
-        offset = part * (steps * pace) + self.panel_elements * size_bytes(self.stored.element)
+        offset = part * (steps * pace) + elements * size_bytes(self.stored.element)
         asks = (part >= 0) & (stop - first > 1)
         return select(asks, byte_at(panel, offset), panel)
 
@@ -505,7 +532,8 @@ class _Gemm(ProductDriver):
             return gep(b, j * self.panel_elements, self.element)
         if self.spec.b_packed:
             width = self.vectors if vectors is None else vectors
-            return gep(b, column * self.padded_k + k * (width * self.lanes), self.stored.element)
+            depth = self.padded_k if self.call.given is None else self.k
+            return gep(b, column * depth + k * (width * self.lanes), self.stored.element)
         return gep(b, column * self.b_column + k * self.b_k, self.element)
 
     @inline

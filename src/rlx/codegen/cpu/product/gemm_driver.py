@@ -14,13 +14,16 @@ from rlx.codegen.cpu.product.microkernel import HalfWeights, Kind
 from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.codegen.native.irtypes import size_bytes
 from rlx.codegen.native.notation import inline, write
-from rlx.codegen.native.words import ceildiv, field, gep, i8, i64, loop, ptr, select, udiv, umax
+from rlx.codegen.native.words import ceildiv, field, gep, i8, i64, loop, ptr, select, udiv, ule, umax
 from rlx.errors import ShapeError, UnsupportedError
 from rlx.kernel.quads import QuadPanels
 from rlx.records import dataclass
 
 Size = Count
 """An int, or a symbolic size that the caller's `dim_value` turns into a Value."""
+
+GivenSize = Callable[[Function, str], Int]
+"""A width, by its name, as a Value that is read at run time though it is known."""
 
 DimValue = Callable[[Function, Size], Int]
 """Value of a symbolic size inside a function whose args[0] is the kernel's argument table."""
@@ -49,6 +52,11 @@ class GemmSpec:
     c_holds_sums: bool = False
     quads: QuadPanels | None = None
     b_dtype: str | None = None  # of packed weights in 16 bits, which are widened to `dtype`
+
+    @property
+    def widths(self) -> dict[str, Size]:
+        """What kernels that share their code may differ in: the first fields of sizes that they read."""
+        return {"n": self.n, "k": self.k, "a_row": self.a_strides[-2], "c_row": self.c_strides[-2]}
 
     @property
     def can_be_cut(self) -> bool:
@@ -94,6 +102,7 @@ class GemmCall:
     heavy: bool
     prologue: Prologue | None = None
     beside: tuple[tuple[int, str], ...] = ()
+    given: GivenSize | None = None
 
     def size(self, fn: Function, x: Size) -> Count:
         """A size of the spec as an int, or as a Value inside `fn`."""
@@ -133,7 +142,14 @@ class ProductDriver:
         batch_axes = len(call.spec.batch)
         self.frame = Frame(self.main, 10 + batch_axes)
         self.end = TileEnd(
-            name, kind.accumulator, self.lanes, self.c_element, self.frame, call.epilogue, batch_axes
+            name,
+            kind.accumulator,
+            self.lanes,
+            self.c_element,
+            self.frame,
+            call.epilogue,
+            batch_axes,
+            isinstance(call.spec.n, int) and call.spec.n % self.lanes == 0,
         )
         self.computed: ComputedRows | None = None
         if call.prologue is not None:
@@ -153,6 +169,11 @@ class ProductDriver:
         """A size of the spec as an int or a Value of the driver."""
         return self.call.size(self.main, x)
 
+    def width(self, name: str) -> Count:
+        """A size in which kernels may differ that share this code."""
+        given = self.call.given
+        return self.size(self.spec.widths[name]) if given is None else given(self.main, name)
+
     def emit(self) -> KernelInfo:
         """Write the kernel."""
         write(self.main, self.kernel, *self.main.args)
@@ -163,11 +184,11 @@ class ProductDriver:
         """Cut C into tiles, and compute those of this thread, one matmul of the batch after the other."""
         spec = self.spec
         self.args, self.thread = args, thread
-        self.m, self.n, self.k = (self.size(x) for x in (spec.m, spec.n, spec.k))
-        self.a_row, self.a_k = (self.size(x) for x in spec.a_strides[-2:])
+        self.m, self.n, self.k = self.size(spec.m), self.width("n"), self.width("k")
+        self.a_row, self.a_k = self.width("a_row"), self.size(spec.a_strides[-1])
         b_strides = (0, 1) if spec.b_packed else spec.b_strides[-2:]
         self.b_k, self.b_column = (self.size(x) for x in b_strides)
-        self.c_row = self.size(spec.c_strides[-2])
+        self.c_row = self.width("c_row")
         batch = [self.size(x) for x in spec.batch]
         self.tiles = Tiles.of(self.main, self.m, self.rows)
         self.full = udiv(self.n, self.columns)
@@ -187,8 +208,11 @@ class ProductDriver:
         # Rows that are computed are shared where that is fair; else every thread computes those it needs. So
         # are rows that meet few weights: threads that share columns write to the same cache lines of C.
         by_rows, each = False, units
-        if self.computed is not None or self.few_weights:
+        few_weights = self.few_weights
+        if self.computed is not None or few_weights is not False:
             by_rows = share_rows(tiles * items, threads)
+            if self.computed is None:
+                by_rows = few_weights & by_rows
             each = select(by_rows, tiles, units)
             low, high = share(tiles * items, thread, threads)
             start, end = select(by_rows, low, start), select(by_rows, high, end)
@@ -213,14 +237,14 @@ class ProductDriver:
             item(0)
 
     @property
-    def few_weights(self) -> bool:
+    def few_weights(self) -> Count:
         """Whether all panels of packed weights stay in the L2 of every core."""
-        return self.spec.b_packed and self.weight_bytes <= self.module.target.l2_bytes // 4
+        return self.weights_fit(self.module.target.l2_bytes // 4) if self.spec.b_packed else False
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of packed weights."""
-        return int(self.spec.k) * int(self.spec.n) * size_bytes(self.stored.element)
+    @inline
+    def weights_fit(self, room: int) -> Count:
+        """Whether B takes no more bytes than `room`."""
+        return ule(self.k * self.n, room // size_bytes(self.stored.element))
 
     @inline
     def scratch(self) -> ptr:

@@ -90,6 +90,7 @@ class TileEnd:
     frame: Frame
     epilogue: Epilogue | None
     batch_axes: int
+    whole_vectors: bool = False  # whether n is known to be a multiple of the lanes
 
     def result(self, frame: ptr, sums: Value, row: Count, column: Count, mask: Value | None) -> Value:
         """One vector of sums as it is stored."""
@@ -141,7 +142,7 @@ def finish_tile(
             place = gep(line, first, end.c_element)
             at = column + first
             left = n - at
-            if isinstance(n, int) and n % width == 0:
+            if end.whole_vectors or (isinstance(n, int) and n % width == 0):
                 finish(total, place, i, at, None)
             elif builder().module.target.has_avx512:
                 finish(total, place, i, at, lanes(left, width))

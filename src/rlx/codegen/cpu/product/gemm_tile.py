@@ -53,11 +53,12 @@ class TileWriter:
     kind: Kind
     vectors: int  # of a full panel
     end: TileEnd
-    panel_stride: int  # elements from one panel of B to the next, where a tile spans several
+    panel_stride: int | None  # elements from a panel of B to the next, for tiles of several; None: from k
     packed_weights: bool
     staged: bool  # sums go through a tile in L1, where one function finishes them
     masked_b: bool  # B is read in place up to the last column of the matrix
     resumes: bool  # k comes in blocks, between which C holds the sums
+    deep: bool  # whether k is known to be `LONG`
     beside: tuple[tuple[int, str], ...] = ()  # matrices like C that the epilogue reads: field, element type
     quads: QuadPanels | None = None  # what the panels of B are
 
@@ -71,14 +72,17 @@ class TileWriter:
         """Bytes of later weights that a step prefetches: a cache line, if it reads as much."""
         return min(self.step_bytes, LINE)
 
-    def asks_early(self, k: Count) -> bool:
+    @property
+    def asks_early(self) -> bool:
         """Whether tiles prefetch lines of C before they sum: where the sums take long, and fill C at once."""
-        return isinstance(k, int) and k >= LONG and not self.resumes
+        return self.deep and not self.resumes
 
-    def columns(self, form: TileForm) -> list[int]:
+    @inline
+    def columns(self, form: TileForm, k: Count) -> list[Count]:
         """First element of every vector of B at a step."""
         vector = self.kind.lanes * self.kind.group
-        return [p * self.panel_stride + j * vector for p in range(form.panels) for j in range(form.vectors)]
+        stride = k * (self.vectors * self.kind.lanes) if self.panel_stride is None else self.panel_stride
+        return [p * stride + j * vector for p in range(form.panels) for j in range(form.vectors)]
 
     def function(self, rows: int, vectors: int, panels: int = 1, masked: bool = False) -> str:
         """Name of the function for `rows` x (vectors * panels) accumulators."""
@@ -127,7 +131,7 @@ def compute_tile(
     # Source: rows of A, and the columns of each panel of B.
     steps = [i * a_row for i in range(rows)]
     a_places = Places.of(f, a, steps, a_k * kind.group, kind.row_element)
-    b_places = Places.of(f, b, writer.columns(form), b_k * kind.group, kind.element)
+    b_places = Places.of(f, b, writer.columns(form, k), b_k * kind.group, kind.element)
     # Tile: rows of C, whose last vector may be ragged. Without masks in registers, B is packed and the stage
     # takes whole vectors.
     mask = None
@@ -136,12 +140,13 @@ def compute_tile(
         mask = lanes(n - (column + (width - 1) * kind.lanes), kind.lanes)
     lines = [gep(c, i * c_row, end.c_element) for i in range(rows)]
     tile = Tile(lines, width, kind.lanes, end.c_element, mask)
-    if writer.asks_early(k):
+    if writer.asks_early:
         tile.ask(beside_tile(args, writer.beside, row, column, c_row, rows))
 
     start = [kind.zero] * (rows * width)
     panel_places: list[ptr] = []
     if writer.quads is not None:
+        assert writer.panel_stride is not None
         panel_places = [gep(b, p * writer.panel_stride, kind.element) for p in range(panels)]
         if writer.kind.prepares_rows:
             start = [
