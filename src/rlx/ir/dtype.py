@@ -450,3 +450,15 @@ class LazyArray:
 
 ParamValue = Array | LazyArray
 """The value of a param."""
+
+
+def by_parts(value: ParamValue) -> Callable[[int, int], Array]:
+    """How to take elements start..stop of an array, in row-major order; no others are made, if it has parts.
+
+    >>> by_parts(np.arange(6).reshape(2, 3))(1, 4)
+    array([1, 2, 3])
+    """
+    if isinstance(value, LazyArray) and value.part is not None:
+        return value.part
+    flat = np.asarray(value).reshape(-1)
+    return lambda start, stop: flat[start:stop]

@@ -17,6 +17,9 @@ Calling conventions (`T` a TensorType, `N` a Node, attributes always as keywords
     cost(*T, **attrs) -> Dim                        scalar operations
     store_in(place, ndarray, **attrs)               optional: `ref` of operand 0 in place: in an array that
                                                     holds operand 1, or zeros where there is none
+    store_part(place, ndarray, axis, first, **attrs) optional: `store_in` of a part of operand 0, its elements
+                                                    from `first` on along an axis
+    store_step(axis, **attrs) -> int | None         what `first` is a multiple of; None: no parts along it
     check_stored(ndarray, **attrs) -> str | None    optional: what is wrong with a result that comes from a
                                                     file and that kernels compute addresses from
     view(layout, *T, **attrs) -> Layout | None      ops that can be a view: the result's layout in operand 0
@@ -156,6 +159,8 @@ class Op:
     cost: Callable[..., Dim]
     view: Callable[..., Any]
     store_in: Callable[..., None]
+    store_part: Callable[..., None]
+    store_step: Callable[..., int | None]
     check_stored: Callable[..., str | None]  # what is wrong with stored results that hold addresses
     joined: Callable[
         ..., Node | None

@@ -83,6 +83,23 @@ class Part:
         return Part(self.box, self.base, self.places[1:])
 
 
+def cut_along(box: Box, axis: int, first: int, stop: int) -> Box | None:
+    """What a box has of the elements first..stop of an axis, which are counted from 0 then; None: nothing. It
+    begins with a whole step of the first digit."""
+    side = box.sides[axis]
+    low, high = max(side.start, first), min(side.stop, stop)
+    if low >= high:
+        return None
+    base, digits = box.base, side.digits
+    if digits:
+        ahead, rest = divmod(low - side.start, side.worths()[0])
+        assert rest == 0, "a digit would be cut"
+        base += ahead * digits[0].stride
+        digits = (Digit(digits[0].extent - ahead, digits[0].stride), *digits[1:])
+    own = Side(low - first, high - first, digits)
+    return Box((*box.sides[:axis], own, *box.sides[axis + 1 :]), base)
+
+
 # ---- places in the storage
 
 

@@ -30,7 +30,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from math import prod
+from math import lcm, prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,6 +48,7 @@ from rlx.kernel.boxes import (
     closed_up,
     clusters,
     covers,
+    cut_along,
     long_rows,
     offset_in,
     part_of,
@@ -59,7 +60,7 @@ from rlx.kernel.scalar import TRUE, Scalar, const, in_range, select
 from rlx.records import dataclass
 
 MOST = 64  # axes and boxes of a layout, digits of a box
-_SLAB = 1 << 20  # elements in bytes that are converted at once
+_SLAB = 1 << 17  # elements in bytes that are converted at once
 Factors = tuple[int, ...]
 Index = TypeVar("Index", int, Scalar)
 
@@ -323,14 +324,38 @@ class Layout(Described):
         else:
             self._pack_elements(given, place.reshape(*lead, self.elements))
 
+    def slab_step(self, axis: int) -> int | None:
+        """Of what slabs along an axis must be multiples for `pack_slab`; None where it takes none.
+
+        >>> layout = Layout.parse("3,10 -> 30: 0:3=3@4 0:8=2@12,4@1; 0:3=3@2 8:10=2@1 +24")
+        >>> layout.slab_step(0), layout.slab_step(1)
+        (1, 4)
+        """
+        if self.packed is not None or None in self.shape or any(len(f or ()) != 1 for f in self.shape):
+            return None
+        sides = [box.sides[axis] for box in self.boxes]
+        step = lcm(*[side.worths()[0] for side in sides if side.digits])
+        return step if all(side.start % step == 0 for side in sides) else None
+
+    def pack_slab(self, place: np.ndarray, x: np.ndarray, axis: int, first: int) -> None:
+        """Store a part of an array, elements from `first` on along an axis, in the place of the whole one.
+
+        >>> place = np.zeros(8, np.int64)
+        >>> Layout.parse("2,3 -> 8: 0:2=2@4 0:3=4@1").pack_slab(place, np.array([[4, 5, 6]]), 0, 1)
+        >>> place.tolist()
+        [0, 0, 0, 0, 4, 5, 6, 0]
+        """
+        boxes = [cut_along(box, axis, first, first + x.shape[axis]) for box in self.boxes]
+        self._pack_elements(x, place.reshape(self.elements), [box for box in boxes if box is not None])
+
     def _given(self, x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
         """An array in the shape of all factors, its batch in front, and the sizes of that."""
         if self.stored_shape(x.shape) is None:
             raise ShapeError(f"an array of shape {x.shape} has not the layout {self}")
         return _known_last(x, self.sizes, self.axes)
 
-    def _pack_elements(self, given: np.ndarray, flat: np.ndarray) -> None:
-        for there, here in self._bricks(flat, given):
+    def _pack_elements(self, given: np.ndarray, flat: np.ndarray, boxes: Sequence[Box] | None = None) -> None:
+        for there, here in self._bricks(flat, given, boxes):
             there[...] = here
 
     def unpack(self, packed: np.ndarray) -> np.ndarray:
@@ -406,10 +431,12 @@ class Layout(Described):
         packed = runs.reshape(*stored.shape[:-1], -1)
         return self._closed.unpack(element.from_units(element.from_bytes(packed)))
 
-    def _bricks(self, flat: np.ndarray, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _bricks(
+        self, flat: np.ndarray, x: np.ndarray, boxes: Sequence[Box] | None = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Pairs of views on storage [..., elements] and on an array [..., axes], of the same elements."""
         lead, step = flat.shape[:-1], flat.itemsize
-        for box in self.boxes:
+        for box in self.boxes if boxes is None else boxes:
             for chosen in itertools.product(*[runs(s.length, s.digits) for s in box.sides]):
                 at, shape, strides = box.base, [], []
                 cut: list[Any] = [...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -9,9 +10,12 @@ import numpy as np
 from rlx.errors import InputError
 from rlx.ir.dtype import LazyArray, ParamValue
 from rlx.ir.graph import Graph, Node
-from rlx.ir.op import Role
+from rlx.ir.op import Role, get_op
 from rlx.plan.lir import LirModule
 from rlx.runtime.memory import drop_pages
+
+SLAB = 1 << 24
+"""Bytes of a tensor of a file that are in memory while it is laid out."""
 
 
 def lazy_weights(lir: LirModule, values: Mapping[str, ParamValue]) -> dict[int, LazyArray]:
@@ -30,7 +34,8 @@ def lazy_weights(lir: LirModule, values: Mapping[str, ParamValue]) -> dict[int, 
             shape = node.tensor.bind({})
             make, fill = _computed(derived, wanted, values), _filled(derived, wanted[-1], values, shape)
         elif node.attrs["name"] in values:
-            make, fill = _given(values[node.attrs["name"]]), None
+            value = values[node.attrs["name"]]
+            make, fill = _given(value), _copied(value)
         else:
             continue
         made[node.id] = LazyArray(node.dtype, node.tensor.bind({}), make, fill)
@@ -51,6 +56,22 @@ def params_without_value(lir: LirModule) -> InputError:
 
 def _given(array: ParamValue) -> Callable[[], np.ndarray]:
     return lambda: np.asarray(array)
+
+
+def _copied(value: ParamValue) -> Callable[[np.ndarray], None] | None:
+    """What writes a tensor of a file to its place, part by part."""
+    part = value.part if isinstance(value, LazyArray) else None
+    if part is None:
+        return None
+    step = max(1, SLAB // value.dtype.itemsize)
+
+    def fill(place: np.ndarray) -> None:
+        elements = place.view(value.dtype)
+        for first in range(0, len(elements), step):
+            stop = min(first + step, len(elements))
+            elements[first:stop] = part(first, stop)
+
+    return fill
 
 
 def _computed(
@@ -80,9 +101,33 @@ def _store(derived: Graph, node: Node, values: Mapping[str, ParamValue], place: 
     x, *shared = node.operands
     for other in shared:
         _store(derived, other, values, place)
+    if _stored_by_parts(node, x, values, place):
+        return
     value = evaluated(derived, x, values)
     node.op.store_in(place, value, **node.attrs)
     drop_pages(value)
+
+
+def _stored_by_parts(node: Node, x: Node, values: Mapping[str, ParamValue], place: np.ndarray) -> bool:
+    """Write a large tensor of a file, or its transpose, part by part: the whole is never in memory twice.
+    False where that is not for it."""
+    transposed = x.op is get_op("transpose")
+    source = x.operands[0] if transposed else x
+    value = values[source.attrs["name"]] if source.op.role is Role.PARAM else None
+    if not isinstance(value, LazyArray) or value.part is None or value.nbytes <= SLAB:
+        return False
+    axis = x.attrs["perm"].index(0) if transposed else 0
+    step = node.op.store_step(axis, **node.attrs) if node.op.has("store_step") else None
+    if step is None or x.rank != len(value.shape):
+        return False
+    count, width = value.shape[0], math.prod(value.shape[1:])
+    rows = max(1, SLAB // (width * value.dtype.itemsize * step)) * step
+    for first in range(0, count, rows):
+        stop = min(first + rows, count)
+        part = value.part(first * width, stop * width).reshape(stop - first, *value.shape[1:])
+        turned = np.asarray(x.op.ref(part, **x.attrs)) if transposed else part
+        node.op.store_part(place, turned, axis, first, **node.attrs)
+    return True
 
 
 def evaluated(graph: Graph, node: Node, values: Mapping[str, ParamValue]) -> np.ndarray:

@@ -34,7 +34,7 @@ from rlx.system import SYSTEM
 from rlx.target.cpu import Target, host, missing_here, runs_here
 
 if TYPE_CHECKING:
-    from llvmlite.binding import ContextRef, ModuleRef, TargetMachine
+    from llvmlite.binding import ContextRef, ModuleRef, TargetMachine, TargetRef
 
     from rlx.codegen.native.notation import Native
 
@@ -48,13 +48,25 @@ _C_TYPES: dict[str, CType] = {"i64": ctypes.c_int64, "i32": ctypes.c_int32, "ptr
 
 @functools.cache
 def _llvm() -> ModuleType:
-    """llvmlite with all its targets ready; imported on first use because it takes 50 ms."""
+    """llvmlite, ready for code of this machine; imported on first use because it takes 50 ms."""
     import llvmlite.binding as llvm
 
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
     llvm.load_library_permanently("")  # the symbols of this process: libc's `syscall`, for one
     return cast(ModuleType, llvm)
+
+
+def _description(triple: str) -> TargetRef:
+    """LLVM's description of a kind of machine. Others than this one are made ready with the first use of one:
+    that takes 7 MB of memory, which few programs need."""
+    llvm = _llvm()
+    try:
+        return llvm.Target.from_triple(triple)
+    except RuntimeError:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+    return llvm.Target.from_triple(triple)
 
 
 @functools.cache
@@ -70,9 +82,8 @@ def llvm_version() -> str:
 
 
 def _machine(target: Target, level: int) -> TargetMachine:
-    llvm = _llvm()
     try:
-        description = llvm.Target.from_triple(target.triple)
+        description = _description(target.triple)
     except RuntimeError as error:
         raise CompileError(f"this LLVM has no code generator for target {target.name}: {error}") from error
     cpu, features = target.code.cpu, target.code.feature_text()

@@ -89,6 +89,14 @@ class store_as(_Stored):
     def store_in(self, place: np.ndarray, x: np.ndarray, *, layout: Layout) -> None:
         layout.pack_in(place, x)
 
+    def store_step(self, axis: int, *, layout: Layout) -> int | None:
+        """Of what parts along an axis must be multiples for `store_part`; None where it takes none."""
+        return layout.slab_step(axis)
+
+    def store_part(self, place: np.ndarray, x: np.ndarray, axis: int, first: int, *, layout: Layout) -> None:
+        """Store a part of the operand, elements from `first` on along an axis."""
+        layout.pack_slab(place, x, axis, first)
+
     def batch(self, flags: Sequence[bool], *operands: Node, **layout: object) -> Node:
         made: Node = self(*lift_all(flags, operands), **layout)
         return made

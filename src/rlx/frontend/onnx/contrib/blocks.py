@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from rlx import ops
@@ -10,7 +12,7 @@ from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.contrib.basic import MS
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs
-from rlx.ir.dtype import I8, LazyArray
+from rlx.ir.dtype import I8, LazyArray, ParamValue, by_parts
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
@@ -39,7 +41,7 @@ def matmul_nbits(n: Call) -> Outputs:
         else:
             zero = points.reshape(columns, blocks)
     middle = 1 << (bits - 1)
-    codes = LazyArray(I8, (k, columns), lambda: _codes(np.asarray(raw), k, columns, bits, block))
+    codes = LazyArray(I8, (k, columns), lambda: _codes(raw, k, columns, bits, block))
     centred = n.weight(codes if isinstance(raw, LazyArray) else np.asarray(codes), "codes")
     scale = ops.transpose(ops.reshape(scales, (columns, blocks)))
     shift = None if zero is None else zero.T.astype(np.float32) - middle
@@ -49,13 +51,14 @@ def matmul_nbits(n: Call) -> Outputs:
     return y if n.get(5) is None else y + n[5]
 
 
-def _codes(raw: np.ndarray, k: int, columns: int, bits: int, block: int) -> np.ndarray:
+def _codes(raw: ParamValue, k: int, columns: int, bits: int, block: int) -> np.ndarray:
     """Codes [k, columns] around 0, from blocks along k of unsigned ones; some columns at a time, which needs
     less memory than all of them would."""
-    rows, middle = raw.reshape(columns, -(-k // block), -1), np.uint8(1 << (bits - 1))
+    middle, column, take = np.uint8(1 << (bits - 1)), math.prod(raw.shape) // columns, by_parts(raw)
     out = np.empty((k, columns), np.int8)
     for first in range(0, columns, _COLUMNS):
-        part = rows[first : first + _COLUMNS]
+        stop = min(first + _COLUMNS, columns)
+        part = take(first * column, stop * column).reshape(stop - first, -(-k // block), -1)
         codes = unpacked(part, bits)[..., :block].reshape(len(part), -1)
         out[:, first : first + len(part)] = (codes - middle).view(np.int8)[:, :k].T
     return out
