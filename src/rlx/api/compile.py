@@ -99,23 +99,24 @@ def compile(
 
         return compile_for_device(source, chosen.device, chosen.target, chosen.debug, planned)
     machine = resolve(chosen.target)
-    lir = planned(source, machine.name)
-    if chosen.dump is not None:
-        from rlx.runtime.listing import Listing  # start time
+    with meanwhile(prepare_runs, "rlx-runs") as prepared:  # half of it is LLVM, which needs no Python
+        lir = planned(source, machine.name)
+        if chosen.dump is not None:
+            from rlx.runtime.listing import Listing  # start time
 
-        Listing(lir).write(Path(chosen.dump))
-    origin = Origin(lambda: source, planned)
-    weights: Weights | None = None
-    if chosen.weight_budget is None:
-        with meanwhile(lambda: native_code(lir, machine, chosen.cache), "rlx-code") as native:
-            weights = Weights(lir)  # LLVM, in the other thread, needs no Python
-            prepare_runs()
-        kernels, code = native()
-    else:
-        from rlx.runtime.native.streaming import streamed  # start time
+            Listing(lir).write(Path(chosen.dump))
+        origin = Origin(lambda: source, planned)
+        weights: Weights | None = None
+        if chosen.weight_budget is None:
+            with meanwhile(lambda: native_code(lir, machine, chosen.cache), "rlx-code") as native:
+                weights = Weights(lir)
+            kernels, code = native()
+        else:
+            from rlx.runtime.native.streaming import streamed  # start time
 
-        kernels, code = native_code(lir, machine, chosen.cache)
-        weights = streamed(lir, origin, chosen.weight_file)
+            kernels, code = native_code(lir, machine, chosen.cache)
+            weights = streamed(lir, origin, chosen.weight_file)
+    prepared()
     program = make(lir, kernels, code, chosen.threads, chosen.debug, weights=weights, origin=origin)
     if chosen.states is not None:
         program.bind_states(chosen.states)

@@ -14,7 +14,7 @@ from rlx.ir.op import Role, get_op
 from rlx.plan.lir import LirModule
 from rlx.runtime.memory import drop_pages
 
-SLAB = 1 << 24
+SLAB = 1 << 22
 """Bytes of a tensor of a file that are in memory while it is laid out."""
 
 
