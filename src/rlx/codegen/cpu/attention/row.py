@@ -40,7 +40,7 @@ from rlx.codegen.native.words import (
 if TYPE_CHECKING:
     from rlx.codegen.cpu.attention.flash import Access, Attention
 
-FEW = 4  # queries up to which rows are faster than blocks of lanes
+FEW = 5  # queries up to which rows are faster than a block of one vector; the bits are the same
 SQUARE = PARTIAL_SUMS  # features of a key that are side by side in a vector, and keys between two of it
 
 
