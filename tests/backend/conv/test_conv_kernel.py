@@ -407,3 +407,21 @@ def test_a_weight_that_is_not_finite_leaves_other_channels_alone(target: Target)
         results.append(np.delete(got, [3, 5], axis=1).view(np.int32))
     np.testing.assert_array_equal(*results)
     assert (results[0] < 0).any() == target.has_fma  # else a product of -0 is added to 0
+
+
+@pytest.mark.parametrize("target", F32_TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize(("size", "stride", "dilation"), [(3, 1, 1), (5, 1, 1), (5, 2, 1), (3, 1, 2)])
+def test_depthwise_edges(size: int, stride: int, dilation: int, target: Target) -> None:
+    """Images with few lines, all of them at an edge, and so wide that edges are summed in strips."""
+    rng = np.random.default_rng(size)
+    weights = rng.standard_normal((16, 1, size, size)).astype(np.float32)
+    first = rng.standard_normal((16, 16, 1, 1)).astype(np.float32)
+    g = Graph("edges")
+    blocked = conv(g.input("x", (1, 16, "h", "w"), "f32"), g.param("first", first.shape, "f32", first))
+    kernel = g.param("w", weights.shape, "f32", weights)
+    pad = dilation * (size // 2)
+    g.output("y", conv(blocked, kernel, strides=stride, padding=pad, dilations=dilation, groups=16))
+    program = rlx.compile(g, target=target.name, cache=False)
+    for h, w in ((1, 40), (2, 29), (3, 7), (9, 23)):
+        feed = {"x": rng.standard_normal((1, 16, h, w)).astype(np.float32)}
+        assert_by_table(g, feed, program.run(feed), evaluate(g, feed))
