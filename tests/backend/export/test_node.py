@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import json
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,53 +12,18 @@ from op_cases import ALL_CASES, ALL_OPS, Case, assert_close, by_op, cases
 from zoo_inputs import MODELS, example_inputs
 
 import rlx
-from exported_programs import feed_files
+from node_programs import Node
 from rlx.errors import UnsupportedError
+from rlx.fuzz.case import Case as FuzzCase
+from rlx.fuzz.case import Refused
+from rlx.fuzz.programs.grammar import draw_program
 from rlx.ir.op import Op
 from rlx.reference.interpreter import evaluate
-from rlx.runtime.program import CompiledProgram
 from rlx.target.cpu import web_targets
 
-SCRIPT = Path(__file__).with_name("run_cases.mjs")
 SAMPLE = "attention conv conv_integer gather matmul matmul_integer scan sort".split()
+SEED = 18
 TARGETS = [target.name for target in web_targets()]
-
-
-class Node:
-    """A process of Node that runs one export after the other."""
-
-    def __init__(self) -> None:
-        version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
-        older = int(version.lstrip("v").partition(".")[0]) < 22
-        flags = ["--experimental-wasm-relaxed-simd"] if older else []
-        pipe = subprocess.PIPE
-        command = ["node", *flags, str(SCRIPT)]
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-
-    def run(
-        self,
-        program: CompiledProgram,
-        sizes: dict[str, int],
-        feed: dict[str, np.ndarray],
-        target: str,
-        threads: int = 1,
-    ) -> dict[str, np.ndarray]:
-        assert self.process.stdin and self.process.stdout
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            ranges = {symbol: (0, size + 3) for symbol, size in sizes.items()}
-            program.export(folder, "wasm", bind=ranges, name="net", target=target)
-            feed_files(folder, (feed[node.attrs["name"]] for node in program.inputs))
-            asked = {"folder": name, "sizes": sizes, "threads": threads}
-            self.process.stdin.write(json.dumps(asked) + "\n")
-            self.process.stdin.flush()
-            answer = json.loads(self.process.stdout.readline())
-        assert "error" not in answer, answer["error"]
-        out = {}
-        for node, output, text in zip(program.outputs, program.output_names, answer["outputs"], strict=True):
-            raw = np.frombuffer(base64.b64decode(text), np.uint8)
-            out[output] = raw.view(node.dtype.np).reshape(node.tensor.bind(sizes))
-        return out
 
 
 @functools.cache
@@ -108,6 +69,27 @@ def test_a_sample_of_ops(op: Op) -> None:
 def test_all_cases(case: Case) -> None:
     for target in TARGETS:
         check_case(case, target)
+
+
+@pytest.mark.parametrize(
+    "number", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 60))]
+)
+def test_random_programs(number: int, tmp_path: Path) -> None:
+    """Of the fuzzer, judged as it does, with errors followed through the program."""
+    check_random(SEED, number, tmp_path)
+
+
+def check_random(seed: int, number: int, folder: Path) -> bool:
+    """Whether a program can be exported; then its results are within their bounds."""
+    case = FuzzCase(draw_program(seed, number), folder)
+    try:
+        program = rlx.compile(case.graph, threads=1)
+        feed = case.program.feed(case.graph)
+        for target in TARGETS:
+            case.judged(target, list(node().run(program, {}, feed, target).values()))
+    except (Refused, UnsupportedError):
+        return False
+    return True
 
 
 @pytest.mark.slow
