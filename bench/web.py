@@ -109,6 +109,8 @@ def main() -> None:
         for threads in given.threads or [1]:
             for spec in specs:
                 rows.append(measure(spec, threads, places, given.rounds, given.starts, expected, print_note))
+                for line in cells(rows[-1]):  # as they come: a long run may be ended
+                    print_note("  ".join(line))
     print_line(processor())
     table = [line for row in rows for line in cells(row)]
     if given.markdown:

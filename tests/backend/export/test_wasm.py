@@ -231,7 +231,7 @@ def test_tiles_take_their_rows_one_at_a_time(target: str) -> None:
 
 def test_relaxed_code_keeps_what_is_not_a_number() -> None:
     """A relaxed minimum may lose a NaN or the sign of a zero; engines do, wasmtime does not."""
-    for name in ("atan", "clip", "maximum", "minimum", "relu"):
+    for name in ("atan", "clip", "maximum", "minimum", "reduce_max", "reduce_min", "relu"):
         for case in cases(next(op for op in ALL_OPS if op.name == name)):
             ranges = {symbol: (0, size) for symbol, size in case.binding().items()}
             made = prepare(rlx.compile(case.graph()[0], threads=1), ranges, target="wasm32-relaxed")

@@ -314,11 +314,14 @@ class Arithmetic:
             return a if condition else b
         left, right = self._pair(a, b)
         type_ = left.type
-        if self.module.relaxed and left.width > 1 and is_float(type_):
+        if self.module.relaxed and condition.width > 1 and is_float(type_):
             # LLVM would make the lesser of two a relaxed minimum, which may lose a NaN. Of bits it does not.
             words = like(type_, f"i{bits(type_)}")
             left, right = (self.op(words, f"bitcast {x} to {words}") for x in (left, right))
-            return self.op(type_, f"bitcast {self.select(condition, left, right)} to {type_}")
+            mask = self.op(words, f"sext {condition} to {words}")
+            differing = self.op(words, f"xor {left}, {right.text}")
+            taken = self.op(words, f"and {differing}, {mask.text}")
+            return self.op(type_, f"bitcast {self.op(words, f'xor {taken}, {right.text}')} to {type_}")
         chosen = f"{type_} {left.text}, {type_} {right.text}"
         return self.op(type_, f"select {condition.type} {condition.text}, {chosen}")
 
