@@ -101,6 +101,7 @@ RATES: Mapping[str, Rates] = MappingProxyType(
         "x86-64-v3": _ZEN5,
         "x86-64-v2": _ZEN5,
         "x86-64": _ZEN5,
+        "aarch64-dotprod": _SLOWER,
         "aarch64": _SLOWER,
         "wasm32-relaxed": _SLOWER,
         "wasm32": _SLOWER,
