@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from op_cases import ALL_CASES, Case
 
 import rlx
+from emission import first_cases
 from rlx import ops
 from rlx.api.compile import plan
 from rlx.cost.time.owners import Box, Owners, Share
 from rlx.cost.time.work import Setting, Traffic, Work, kernel_ps, slowest
 from rlx.ir.graph import Graph, Node
 from rlx.plan.kernel_costs import priced_costs
-from rlx.plan.predict import costs_of_steps, predicted_steps
+from rlx.plan.predict import costs_of_steps, kernel_costs, predicted_steps
 from rlx.target.cpu import resolve, targets, web_targets
 from rlx.target.rates import RATES
 from timed_programs import PROGRAMS, V3, V4, Timed
@@ -186,3 +188,22 @@ def test_explain_prints_what_was_measured_next_to_what_was_predicted() -> None:
 def test_settings_number_results_after_operands() -> None:
     at = Setting(resolve(V3), lambda d: int(str(d)), ((1,), (1,)), (4, 8, 16), (4, 4, 4))
     assert at.operands == 2 and at.lanes == 8
+
+
+def all_times(case: Case) -> list[int]:
+    graph, _ = case.graph()
+    return [cost.picoseconds for cost in kernel_costs(plan(graph, target=V3))]
+
+
+def test_every_op_has_a_time() -> None:
+    """Also ops that only the host computes, and storage with several operands."""
+    several = [case for case in ALL_CASES if case.id in ("store_as-18", "loop-2")]
+    assert len(several) == 2
+    for case in (*first_cases().values(), *several):
+        assert all(time >= 0 for time in all_times(case)), case.id
+
+
+@pytest.mark.slow
+def test_every_sample_of_every_op_has_a_time() -> None:
+    for case in ALL_CASES:
+        assert all(time >= 0 for time in all_times(case)), case.id

@@ -26,7 +26,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.types import tensor_types
 from rlx.kernel.compose import body_of, compose
-from rlx.kernel.control import loop_form
+from rlx.kernel.control import is_laid_out, loop_form
 from rlx.kernel.form import HostCall, dense_strides
 from rlx.kernel.nests import (
     AttentionNest,
@@ -71,7 +71,7 @@ class Clock:
     def knows(self, node: Node) -> bool:
         """Whether it can tell the time of a node: the host computes those that it cannot."""
         if loop_form(node) is not None:
-            return True
+            return is_laid_out(node)
         if node.op.host_only is not None:
             return False
         try:
