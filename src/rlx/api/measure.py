@@ -22,6 +22,7 @@ from rlx.ir.text.write import graph_text
 from rlx.ir.types import TensorType
 from rlx.plan.build import Planner
 from rlx.plan.lir import LirModule
+from rlx.plan.predict import predicted_steps
 from rlx.records import dataclass
 from rlx.rewrite.basic import materialize_outputs
 from rlx.runtime.native_code import native_code
@@ -40,6 +41,7 @@ class Measured:
     decision: Decision
     apart_ns: float
     joined_ns: float
+    gain_ps: int | None = None  # of joining, by the predicted times of both sides (`rlx.plan.predict`)
 
     @property
     def close(self) -> bool:
@@ -96,7 +98,10 @@ class _Measurements:
             self.seen.add(text)
             sides = _sides(graph, _alone(decision, self.kept), self.module, self.threads)
             if sides is not None:
-                out.append(Measured(decision, *_time(*sides)))
+                apart, joined = sides
+                apart_ns, joined_ns = _time(apart.run, joined.run)
+                gain = apart.picoseconds - joined.picoseconds
+                out.append(Measured(decision, apart_ns, joined_ns, gain))
         return out
 
 
@@ -120,6 +125,9 @@ def report(measured: Sequence[Measured]) -> str:
             f"({m.apart_ns / 1e3:.1f} -> {m.joined_ns / 1e3:.1f} us)"
         )
     decided = [m for m in measured if not m.close]
+    agree = [(m.joined_ns < m.apart_ns) == (m.gain_ps > 0) for m in decided if m.gain_ps is not None]
+    if agree:
+        lines.append(f"  {sum(agree)} of {len(agree)} signs are those of the times that `explain` predicts")
     right = sum(m.right for m in decided)
     share = round(100 * right / len(decided)) if decided else 0
     even = len(measured) - len(decided)
@@ -207,10 +215,19 @@ def _values(t: TensorType, rng: np.random.Generator) -> np.ndarray:
     return np.zeros(shape, t.dtype.np)
 
 
+@dataclass(frozen=True)
+class _Side:
+    """A way to run a part: the bound program, its number of kernels, and what they are predicted to take."""
+
+    run: Callable[[], None]
+    kernels: int
+    picoseconds: int
+
+
 def _sides(
     graph: Graph, alone: int | None, module: LirModule, threads: int | None
-) -> tuple[Callable[[], None], Callable[[], None]] | None:
-    """Two ways to run a part: as one kernel, and cut as the decision would; None if it is never one."""
+) -> tuple[_Side, _Side] | None:
+    """Two ways to run a part: cut as the decision would, and as one kernel; None if it is never one."""
     facts = Facts(graph, IoModel(graph))
     ids = [n.id for n in facts.kernels]
     pairs = [(a, b) for a in ids for b in ids if a < b]
@@ -218,15 +235,15 @@ def _sides(
     joined = _program(graph, gate, dict.fromkeys(pairs, True), module.target, threads)
     cut = {(a, b): alone is not None and ids[alone] not in (a, b) for a, b in pairs}
     apart = _program(graph, gate, cut, module.target, threads)
-    if joined is None or apart is None or joined[1] != 1:
+    if joined is None or apart is None or joined.kernels != 1:
         return None
-    return (apart[0], joined[0]) if apart[1] > 1 else None
+    return (apart, joined) if apart.kernels > 1 else None
 
 
 def _program(
     graph: Graph, gate: IoFusionGate, pins: dict[tuple[int, int], bool], target: str, threads: int | None
-) -> tuple[Callable[[], None], int] | None:
-    """A bound program and its number of kernels; None if the host would have to compute a part of it."""
+) -> _Side | None:
+    """A bound program; None if the host would have to compute a part of it."""
     mir, _ = fuse(materialize_outputs(graph), FuseOptions(gate, resolve(target).prices, None, pins, supports))
     planner = Planner(mir, {})
     lir = LirModule(mir, planner.plan(), target=target, planner=planner)
@@ -237,7 +254,8 @@ def _program(
     rng = np.random.default_rng(0)
     inputs = {n.attrs["name"]: _values(n.tensor, rng) for n in mir.inputs}
     outputs = {k: np.empty(n.tensor.bind({}), n.dtype.np) for k, n in mir.outputs.items()}
-    return program.bind(inputs, outputs), len(lir.plan.schedule)
+    predicted = sum(step.picoseconds for step in predicted_steps(lir).values())
+    return _Side(program.bind(inputs, outputs), len(lir.plan.schedule), predicted)
 
 
 def _time(*runs: Callable[[], None]) -> tuple[float, ...]:

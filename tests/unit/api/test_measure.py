@@ -52,10 +52,10 @@ def test_the_page_ends_with_the_share() -> None:
 
 
 def test_a_report_counts_signs() -> None:
-    def one(verdict: bool, apart: float, joined: float) -> Measured:
+    def one(verdict: bool, apart: float, joined: float, gain: int | None = None) -> Measured:
         zero = GraphIoProfile()
         net = 1_000 if verdict else -1_000
-        return Measured(Decision((1, 2), zero, zero, net, 0, verdict, ""), apart, joined)
+        return Measured(Decision((1, 2), zero, zero, net, 0, verdict, ""), apart, joined, gain)
 
     text = report([one(True, 20, 10), one(True, 10, 20), one(False, 10, 20)])
     assert text.count("right  ") == 2 and text.count("WRONG") == 1
@@ -64,6 +64,8 @@ def test_a_report_counts_signs() -> None:
     assert text.count("even ") == 2 and "WRONG" not in text
     assert text.endswith("1 of 1 signs predicted right (100 %); 2 within 2%, too close to call")
     assert report([]).endswith("0 of 0 signs predicted right (0 %)")
+    text = report([one(False, 20, 10, gain=5), one(True, 20, 10, gain=-5), one(True, 1000, 1015, gain=5)])
+    assert "1 of 2 signs are those of the times that `explain` predicts" in text
 
 
 def test_a_plan_from_text_has_nothing_to_measure() -> None:
