@@ -41,6 +41,7 @@ class _Softmax:
 
     score: Scalar
     masked: bool
+    sink: Scalar | None
 
 
 class AttentionComposer(Composer):
@@ -92,10 +93,14 @@ class AttentionComposer(Composer):
         score = strip_rows(top.body)
         if top.combine != "max" or total.combine != "sum" or not self._own_place(score):
             raise ComposeError("the ops between two contractions are not a softmax of scores", second.where)
-        masked = _match_softmax(score, total, strip_rows(_uncast(value)))
-        if masked is None:
+        found = _match_softmax(score, total, strip_rows(_uncast(value)))
+        if found is None:
             raise ComposeError("the ops between two contractions are not a softmax of scores", second.where)
-        return _Softmax(self._as_acc(score), masked)
+        masked, sink = found
+        inner = {i for i in (rank - 2, rank - 1) if full[i] != 1}
+        if sink is not None and inner & {e.data for e in sink.walk() if e.prim == "axis"}:
+            raise ComposeError("a sink of attention has one score for each head", second.where)
+        return _Softmax(self._as_acc(score), masked, sink)
 
     def _scores_of(self, value: Scalar) -> list[Scalar]:
         number = len(self.inputs)
@@ -168,6 +173,7 @@ class AttentionComposer(Composer):
             left=None if found is None else found.left,
             right=None if found is None else found.right,
             masked=self.softmax.masked,
+            sink=self.softmax.sink,
             accumulate=first.accumulate,
             stores=tuple(self._stores(root, second, rank)),
         )
@@ -206,10 +212,12 @@ def _uncast(value: Scalar) -> Scalar:
     return value.args[0] if value.prim == "cast" else value
 
 
-def _match_softmax(score: Scalar, total: Stat, weights: Scalar) -> bool | None:
-    """Whether rows without any key give zeros; None if the expressions are no softmax of the score.
+def _match_softmax(score: Scalar, total: Stat, weights: Scalar) -> tuple[bool, Scalar | None] | None:
+    """Whether rows without any key give zeros, and the sink, if there is one; None if the expressions are no
+    softmax of the score.
 
-    exp(score - top) / total, where top and total may both be clamped: so a row of -inf becomes zeros.
+    exp(score - top) / total, where top and total may both be clamped: so a row of -inf becomes zeros. With a
+    sink, top is the larger of both, and total has exp(sink - top) added.
     """
     parts = _quotient(weights)
     if parts is None:
@@ -220,14 +228,35 @@ def _match_softmax(score: Scalar, total: Stat, weights: Scalar) -> bool | None:
     difference = exponential.args[0] if exponential.prim == "exp" else exponential
     if difference.prim not in ("sub", "exp_difference") or difference.args[0] != score:
         return None
+    sink = _sink(difference.args[1], divisor)
+    if sink is not None:
+        return True, sink
     top = _clamped(difference.args[1], 0)
     bottom = _clamped(divisor, 1)
     if top is None or bottom is None:
         return None
     hides = top <= MOST_NEGATIVE.get(score.dtype.name, -math.inf) and top != -math.inf and bottom == 1.0
     if hides:
-        return True
-    return False if top == bottom == -math.inf else None
+        return True, None
+    return (False, None) if top == bottom == -math.inf else None
+
+
+def _sink(top: Scalar, divisor: Scalar) -> Scalar | None:
+    """The score that is read beside those of keys: it is in the maximum, and its term in the divisor."""
+    if top.prim != "maximum" or divisor.prim != "add":
+        return None
+    for largest, sink in (top.args, top.args[::-1]):
+        for total, term in (divisor.args, divisor.args[::-1]):
+            if not (_is_acc(largest, 0) and _is_acc(total, 1) and sink.prim == "load"):
+                continue
+            difference = term.args[0] if term.prim == "exp" else term
+            if difference.prim in ("sub", "exp_difference") and difference.args == (sink, top):
+                return sink
+    return None
+
+
+def _is_acc(value: Scalar, number: int) -> bool:
+    return value.prim == "acc" and value.data == number
 
 
 def _quotient(value: Scalar) -> tuple[Scalar, Scalar] | None:
@@ -243,11 +272,11 @@ def _quotient(value: Scalar) -> tuple[Scalar, Scalar] | None:
 
 def _clamped(value: Scalar, number: int) -> float | None:
     """The lower limit of an accumulated value: -inf if there is none; None if it is something else."""
-    if value.prim == "acc" and value.data == number:
+    if _is_acc(value, number):
         return -math.inf
     if value.prim == "maximum":
         for one, other in (value.args, value.args[::-1]):
-            if one.prim == "acc" and one.data == number and other.prim == "const":
+            if _is_acc(one, number) and other.prim == "const":
                 return float(other.data)
     return None
 

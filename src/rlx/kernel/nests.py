@@ -157,8 +157,9 @@ class AttentionNest:
     the product. It is what scale, masks (in the order in which they apply) and window say, unless `plain` is
     False: then it is some other function of the product, and only `score` itself counts. Keys further back
     than `left` or further ahead than `right` of the query's number are hidden (None: no limit). Rows of which
-    all keys are hidden give zeros if `masked`, else NaN. Stores are over (batch..., query, value depth), with
-    acc(0) the result.
+    all keys are hidden give zeros if `masked`, else NaN. A `sink`, a load over the batch, is one more score,
+    whose share of the softmax weighs nothing. Stores are over (batch..., query, value depth), with acc(0) the
+    result.
     """
 
     batch: Shape
@@ -178,6 +179,7 @@ class AttentionNest:
     masked: bool
     accumulate: DType
     stores: tuple[Store, ...]
+    sink: Scalar | None = None
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ class Case:
     dtype: str = "f32"  # of queries, keys and values
     result: str = "f32"
     scale: float = 0.0  # 0: one over the root of depth
+    sinks: bool = False
 
     @property
     def factor(self) -> float:
@@ -89,8 +90,9 @@ class Case:
             self.access(0, total, QUERIES, self.depth, False),
             self.access(1, self.heads, KEYS, self.depth, True),
             self.access(2, self.heads, KEYS, self.value_depth, True),
-            self.access(4 if self.mask else 3, total, QUERIES, self.value_depth, False),
+            self.access(3 + bool(self.mask) + self.sinks, total, QUERIES, self.value_depth, False),
             mask=mask,
+            sink=Access(3 + bool(self.mask), (0, self.groups, 1), 0, 0) if self.sinks else None,
             mask_kind=self.mask,
             causal=self.causal,
             offset=self.offset,
@@ -103,7 +105,7 @@ class Case:
 def write(target: Target, case: Case) -> tuple[str, Any]:
     """LLVM IR of a kernel, and what is to know about it."""
     module = Module(target)
-    kinds = [case.dtype] * 3 + {"": [], "bool": ["bool"], "add": ["f32"]}[case.mask]
+    kinds = [case.dtype] * 3 + {"": [], "bool": ["bool"], "add": ["f32"]}[case.mask] + ["f32"] * case.sinks
     slots = [Slot(dtype(k), (1,)) for k in [*kinds, case.result]]
     made = emit_attention(module, "kernel", case.spec(), slots[:-1], slots[-1:])
     return module.text(), made
@@ -125,6 +127,11 @@ def make_mask(case: Case, queries: int, keys: int, rng: np.random.Generator) -> 
     return [np.where(rng.random(shape) < 0.2, -np.inf, rng.standard_normal(shape)).astype(np.float32)]
 
 
+def make_sinks(case: Case) -> list[Array]:
+    """Of neighbouring heads far below, among, and far above the scores."""
+    return [np.resize(np.array([0.5, -np.inf, 3, 200], np.float32), case.heads * case.groups)] * case.sinks
+
+
 def wanted(case: Case, q: Array, k: Array, v: Array, mask: list[Array], offset: int) -> tuple[Array, Array]:
     """[batch, heads, seq, dim] in f64; and the same of magnitudes of values."""
     if case.heads_inside:
@@ -141,7 +148,12 @@ def wanted(case: Case, q: Array, k: Array, v: Array, mask: list[Array], offset: 
         top = scores.max(-1, keepdims=True, initial=-np.inf)
         p = np.exp(scores - np.where(np.isfinite(top), top, 0))
         total = p.sum(-1, keepdims=True)
-        out, size = (p @ v) / total, (p @ np.abs(v)) / total
+        whole = total
+        for sink in make_sinks(case):
+            whole = total + np.exp(
+                sink[:, None, None].astype(np.float64) - np.where(np.isfinite(top), top, 0)
+            )
+        out, size = (p @ v) / whole, (p @ np.abs(v)) / whole
     return np.where(total == 0, 0.0 if case.empty_is_zero or not k.shape[2] else np.nan, out), size
 
 
@@ -163,7 +175,9 @@ def run(target: Target, case: Case, queries: int, keys: int, threads: int = 1, o
     kernel, dims = build(target, case)
     binding = {"s": queries, "t": keys, "offset": offset}
     sizes = {str(d): evaluate(d, binding) for d in dims}
-    kernel.run([*(guard.copy(x, at_end=True) for x in (q, k, v, *mask)), o], sizes, threads)
+    kernel.run(
+        [*(guard.copy(x, at_end=True) for x in (q, k, v, *mask, *make_sinks(case))), o], sizes, threads
+    )
     got = o.swapaxes(1, 2) if case.heads_inside else o
     want, size = wanted(case, q, k, v, mask, offset if not isinstance(case.offset, int) else case.offset)
     bound = 2e-5 * np.abs(want) + 2e-6
@@ -208,6 +222,10 @@ def test_head_sizes(target: Target, depth: int, value_depth: int) -> None:
         Case(heads=3, groups=2),
         Case(heads_inside=True, groups=2, causal=True),
         Case(heads_inside=True, depth=24, value_depth=9, mask="add"),
+        Case(heads=2, groups=2, sinks=True),
+        Case(groups=2, sinks=True, causal=True, left=5),
+        Case(heads=4, sinks=True, mask="add"),
+        Case(heads=4, sinks=True, mask="bool", mask_per_head=True),
     ],
     ids=str,
 )
@@ -227,6 +245,8 @@ def test_masks_windows_and_layouts(target: Target, case: Case) -> None:
         Case(depth=16, value_depth=16, causal=True, offset=-2, empty_is_zero=False),
         Case(depth=32, value_depth=32, mask="bool", groups=2, empty_is_zero=False),
         Case(depth=32, value_depth=16, mask="add", mask_per_head=True, left=40),
+        Case(depth=64, value_depth=64, groups=2, sinks=True, causal=True, offset=sym("offset")),
+        Case(depth=16, value_depth=32, heads=4, sinks=True, mask="add"),
     ],
     ids=str,
 )
@@ -256,6 +276,8 @@ pairs_target = pytest.mark.parametrize("target", PAIRS, ids=lambda t: t.name)
         Case(),
         Case(depth=7, value_depth=17, mask="add"),
         Case(depth=64, value_depth=32, causal=True, heads_inside=True, groups=2, result="bf16"),
+        Case(depth=16, value_depth=16, groups=2, sinks=True, left=40),
+        Case(depth=64, value_depth=16, heads=4, sinks=True, mask="add"),
     ],
     ids=str,
 )

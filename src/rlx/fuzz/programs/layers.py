@@ -89,7 +89,8 @@ def channel_norm(d: Draw) -> object:
 def attention(d: Draw) -> object:
     """Where keys are hidden, q, k and v are finite: what infinite ones do there is not specified."""
     kind = d.main if d.main not in INTS else "f32"
-    batch, heads, width = d.choose((1, 2)), d.choose((1, 2, 4)), d.choose((4, 8, 9, 16))
+    batch, width = d.choose((1, 2)), d.choose((4, 8, 9, 16))
+    heads: Size = d.choose((1, 2, 4))
     rows, keys = d.size(), d.size()
     causal = d.chance(0.3)
     mask = d.choose(("bool", kind)) if not causal and d.chance(0.5) else ""
@@ -98,12 +99,14 @@ def attention(d: Draw) -> object:
     fit = [v for v in d.known([kind], 4, 4) if d.shape(v)[-1] > 1]
     if fit and d.chance(0.5) and not (hides and d.has_special_values):
         q = d.choose(fit)
-        b, h, n, m = d.named(d.shape(q))
-        k, v = d.input(kind, [b, h, keys, m], values), d.input(kind, [b, h, keys, m], values)
+        b, heads, n, m = d.named(d.shape(q))
+        k, v = d.input(kind, [b, heads, keys, m], values), d.input(kind, [b, heads, keys, m], values)
         rows = n
     else:
         q, k, v = (d.input(kind, [batch, heads, n, width], values) for n in (rows, keys, keys))
     more = ", causal=True" if causal else f", {d.input(mask, [rows, keys])}" if mask else ""
+    if d.chance(0.25):
+        more += f", sinks={d.input(kind, [heads], Values())}"
     return d.emit(f"ops.attention({q}, {k}, {v}{more})")
 
 

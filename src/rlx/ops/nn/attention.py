@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, OpAttributeError, ShapeError, TypeMismatchError
-from rlx.ir.assume import require_equal
+from rlx.ir.assume import require_equal, require_shape
 from rlx.ir.attr import Attr, boolean, dim, ints, optional, real
 from rlx.ir.dim import Dim, known_le
 from rlx.ir.dtype import F32, F64, I64, convert
@@ -25,7 +25,7 @@ from rlx.ops.array.shape import concat, reshape, slice_axis
 from rlx.ops.math.contract import dot_general
 from rlx.ops.math.elementwise import cast, cos, mul, sin, tanh, where
 from rlx.ops.math.stats import dim_value
-from rlx.ops.nn.blocks import given, softmax
+from rlx.ops.nn.blocks import given, softmax, softmax_beside
 from rlx.ops.rules import (
     expand_in_f32,
     in_f32,
@@ -52,9 +52,10 @@ def usual_scale(width: Dim) -> float:
 
 
 def _attention_ref(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray,
-    causal: bool, window: tuple[int, int], scale: float | None, softcap: float, offset: int,
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *others: np.ndarray,
+    causal: bool, window: tuple[int, int], scale: float | None, softcap: float, offset: int, sinks: bool,
 ) -> np.ndarray:  # fmt: skip
+    *mask, sink = others if sinks else (*others, np.full(q.shape[1], -np.inf))
     group = q.shape[1] // max(k.shape[1], 1)
     wide_q, wide_k, wide_v = (
         t.astype(np.float64) for t in (q, np.repeat(k, group, 1), np.repeat(v, group, 1))
@@ -74,9 +75,11 @@ def _attention_ref(
     if right != UNBOUNDED:
         hidden |= ahead > right
     scores[..., hidden] = -np.inf
-    top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
-    e = np.exp(scores - np.where(top == -np.inf, 0, top))
-    total = e.sum(-1, keepdims=True)
+    at_sink = sink.astype(np.float64)[:, None, None]
+    top = np.maximum(np.max(scores, axis=-1, keepdims=True, initial=-np.inf), at_sink)
+    top = np.where(top == -np.inf, 0, top)
+    e = np.exp(scores - top)
+    total = e.sum(-1, keepdims=True) + np.exp(at_sink - top)
     return np.asarray(np.matmul(e / np.where(total == 0, 1, total), wide_v), q.dtype)
 
 
@@ -107,7 +110,8 @@ class _attention(Op):
     Heads of k and v may be fewer: each serves a group of neighbouring heads of q. A boolean mask says what
     may be seen, another one is added to the scores; both broadcast to [batch, heads, queries, keys]. Query i
     stands at key position i + offset: `causal` hides later keys, `window` = (left, right) those further away
-    than that (-1: no limit). `softcap` c turns scores into c * tanh(scores / c) before masks.
+    than that (-1: no limit). `softcap` c turns scores into c * tanh(scores / c) before masks. With `sinks`,
+    the last operand [heads] has a score for each head that takes its share of the softmax and gives no value.
     """
 
     name = "attention"
@@ -119,22 +123,24 @@ class _attention(Op):
         "scale": Attr(optional(real), None),
         "softcap": Attr(real, 0.0),
         "offset": Attr(dim, 0),
+        "sinks": Attr(boolean, False),
     }
     ref = staticmethod(in_f32(_attention_ref))
 
     def infer(
         self, *types: TensorType,
-        causal: bool, window: tuple[int, ...], scale: float | None, softcap: float, offset: Dim,
+        causal: bool, window: tuple[int, ...], scale: float | None, softcap: float, offset: Dim, sinks: bool,
     ) -> TensorType:  # fmt: skip
-        if len(types) not in (3, 4):
-            raise TypeMismatchError(f"attention: takes q, k, v and perhaps a mask, got {len(types)} operands")
+        own, sink = (types[:-1], types[-1]) if sinks else (types, None)
+        if len(own) not in (3, 4):
+            raise TypeMismatchError(f"attention: takes q, k, v and perhaps a mask, got {len(own)} operands")
         if len(window) != 2 or min(window) < UNBOUNDED:
             raise OpAttributeError(
                 f"attention: window {window} is not (left, right), each at least 0 or -1 for no limit"
             )
         if softcap < 0:
             raise OpAttributeError(f"attention: softcap {softcap} is negative; 0 means none")
-        q, k, v = types[:3]
+        q, k, v = own[:3]
         for what, t in zip("qkv", (q, k, v), strict=True):
             need_dtype(self.name, t, is_real_float)
             if t.rank != 4:
@@ -149,7 +155,12 @@ class _attention(Op):
         if scale is None and not isinstance(q.shape[3], int):
             raise ShapeError(f"attention: the dim of q {q} is symbolic, so its scale is unknown; give scale=")
         scores = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        for mask in types[3:]:
+        if sink is not None:
+            if sink.dtype not in (q.dtype, F32):
+                raise DTypeError(f"attention: sinks {sink} are not of the dtype of q {q}; cast them")
+            told = f"attention: sinks {sink} need one number for each head of q {q}"
+            require_shape(sink.shape, (q.shape[1],), told)
+        for mask in own[3:]:
             if not mask.dtype.is_bool and mask.dtype not in (q.dtype, F32):
                 raise DTypeError(f"attention: mask {mask} is neither bool nor of the dtype of q {q}; cast it")
             shape = ",".join(map(str, scores))
@@ -158,9 +169,10 @@ class _attention(Op):
         return q.with_shape((*q.shape[:3], v.shape[3]))
 
     def expand(
-        self, q: Node, k: Node, v: Node, *mask: Node,
-        causal: bool, window: tuple[int, int], scale: float | None, softcap: float, offset: Dim,
+        self, q: Node, k: Node, v: Node, *others: Node,
+        causal: bool, window: tuple[int, int], scale: float | None, softcap: float, offset: Dim, sinks: bool,
     ) -> Node:  # fmt: skip
+        mask, sink = (others[:-1], others[-1]) if sinks else (others, None)
         group = _group(q.tensor, k.tensor)
         batch, heads, queries, width = q.shape
         if group != 1:  # [batch, kv heads, heads of its group, queries, dim]
@@ -179,7 +191,11 @@ class _attention(Op):
         if allowed is not None:
             scores = where(allowed, scores, -math.inf)
         sees_itself = known_le(0, offset) is True and window == (UNBOUNDED, UNBOUNDED)
-        weights = softmax(scores, axis=-1, masked=bool(mask) or not (allowed is None or sees_itself))
+        if sink is None:
+            weights = softmax(scores, axis=-1, masked=bool(mask) or not (allowed is None or sees_itself))
+        else:
+            own = (heads,) if group == 1 else (k.shape[1], group)
+            weights = softmax_beside(scores, reshape(widen(sink), (*own, 1, 1)))
         out: Node = dot_general(weights, widen(v), ((weights.rank - 1,), (2,)), pairs)
         if group != 1:
             out = reshape(out, (batch, heads, queries, v.shape[3]))
@@ -188,10 +204,14 @@ class _attention(Op):
 
     def samples(self) -> list[Sample]:
         def one(
-            q: str, kv: str, *mask: Any, grad: bool = True, v: str = "", kind: str = "f32", **attrs: object
-        ) -> Sample:
+            q: str, kv: str, *mask: Any, grad: bool = True, v: str = "", kind: str = "f32",
+            sinks: str | np.ndarray | None = None, **attrs: object,
+        ) -> Sample:  # fmt: skip
             made = (Arg(f"{kind}{q}"), Arg(f"{kind}{kv}"), Arg(f"{kind}{v or kv}"))
-            return Sample((*made, *(Arg(m) for m in mask)), attrs, grad=grad)
+            if sinks is None:
+                return Sample((*made, *(Arg(m) for m in mask)), attrs, grad=grad)
+            own = Arg(sinks) if isinstance(sinks, str) else sinks
+            return Sample((*made, *(Arg(m) for m in mask), own), {**attrs, "sinks": True}, grad=grad)
 
         return [
             one("[2,2,3,4]", "[2,2,5,4]"),
@@ -218,6 +238,16 @@ class _attention(Op):
             one("[1,2,n,33]", "[1,2,n,33]", causal=True, grad=False),
             one("[1,4,3,8]", "[1,2,3,8]", "f16[3,3]", kind="f16", grad=False),
             one("[1,2,3,8]", "[1,2,3,8]", kind="bf16", causal=True, grad=False),
+            one("[2,2,3,4]", "[2,2,5,4]", sinks="f32[2]"),
+            one("[1,4,7,2]", "[1,2,7,2]", sinks="f32[4]", causal=True, window=(2, -1)),
+            one(
+                "[1,2,9,32]", "[1,2,9,32]", sinks=np.array([-np.inf, 90], np.float32), causal=True, grad=False
+            ),
+            one("[1,2,3,4]", "[1,2,5,4]", "f32[3,5]", sinks="f32[2]", causal=True, offset=-1, softcap=0.7),
+            one("[k,4,n,8]", "[k,2,m,8]", "bool[n,m]", sinks="f32[4]", grad=False),
+            one("[1,2,3,4]", "[1,2,0,4]", sinks="f32[2]", grad=False),
+            one("[1,2,3,8]", "[1,2,3,8]", sinks="bf16[2]", kind="bf16", causal=True, grad=False),
+            one("[1,2,1,64]", "[1,2,70,64]", sinks="f32[2]", grad=False),
         ]
 
 
@@ -247,24 +277,28 @@ def _mask_by_group(mask: Node, kv_heads: Dim, group: int) -> Node:
 def attention(
     q: Operand, k: Operand, v: Operand, mask: Operand | None = None, *,
     causal: bool = False, window: Sequence[int] | None = None, scale: float | None = None,
-    softcap: float = 0.0, offset: Operand = 0,
+    softcap: float = 0.0, offset: Operand = 0, sinks: Operand | None = None,
 ) -> Tensor:  # fmt: skip
     """softmax(q k^T * scale + mask) v over [batch, heads, seq, dim]; scale is 1 / sqrt(dim) unless given.
 
     k and v may have fewer heads (grouped queries). A boolean mask says what may be seen, another is added.
     Query i stands at key position i + offset: `causal` hides later keys, `window` = (left, right) those
-    further away (-1: no limit). Whether an Inf or NaN of a key or value that no query may see reaches a
+    further away (-1: no limit). `sinks` [heads] are scores that join the softmax without a value: the weights
+    of a query add up to less than 1. Whether an Inf or NaN of a key or value that no query may see reaches a
     result is not specified.
 
     >>> q = np.zeros((1, 1, 2, 4))
     >>> v = np.array([1.0, 3.0]).reshape(1, 1, 2, 1)
     >>> attention(q, q, v, causal=True).ravel()
     array([1., 2.])
+    >>> attention(q, q, v, causal=True, sinks=[0.0]).ravel().round(3)  # as much as one key
+    array([0.5  , 1.333])
     """
     limits = (UNBOUNDED, UNBOUNDED) if window is None else tuple(window)
     return _attention(
-        q, k, v, *given(mask), causal=causal, window=limits, scale=scale, softcap=softcap, offset=offset
-    )
+        q, k, v, *given(mask, sinks), causal=causal, window=limits, scale=scale, softcap=softcap,
+        offset=offset, sinks=sinks is not None,
+    )  # fmt: skip
 
 
 # -- rotary positions

@@ -165,6 +165,18 @@ def _softmax_expand(x: Node, *, axis: int, masked: bool) -> Node:
     return e / maximum(reduce_sum(e, axes=(axis,), keepdims=True), 1.0)
 
 
+def softmax_beside(x: Node, sink: Node) -> Node:
+    """The softmax along the last axis with one more term, which has its share and no place in the result.
+
+    Rows of -inf give zeros, whatever the sink is: it never lets the maximum be -inf.
+    """
+    least = maximum(sink, float(np.finfo(x.dtype.np).min))
+    top = maximum(reduce_max(x, axes=(x.rank - 1,), keepdims=True), least)
+    e = exp(x - top)
+    made: Node = e / (reduce_sum(e, axes=(x.rank - 1,), keepdims=True) + exp(least - top))
+    return made
+
+
 @declare
 class _softmax(_Softmax):
     """exp(x) over its sum along an axis. With `masked`, a row of only -inf gives zeros in place of NaN."""

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlx.errors import OpAttributeError, ShapeError
+from rlx.errors import DTypeError, OpAttributeError, ShapeError, TypeMismatchError
 from rlx.ir.assume import require_equal, require_shape
 from rlx.ir.attr import Attr, integer, optional, real
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import I64
+from rlx.ir.dtype import F32, I64
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.operand import Operand, Tensor, of_one
@@ -32,7 +32,7 @@ from rlx.ops.math.elementwise import cast, equal, tanh, where
 from rlx.ops.math.reduce import sum as sum_of
 from rlx.ops.math.stats import dim_value
 from rlx.ops.nn.attention import UNBOUNDED, usual_scale
-from rlx.ops.nn.blocks import softmax
+from rlx.ops.nn.blocks import given, softmax, softmax_beside
 from rlx.ops.rules import (
     in_f32,
     is_integer,
@@ -66,10 +66,11 @@ def _number(d: Dim) -> Dim | Node:
 
 def _attend(
     q: np.ndarray, k_pages: np.ndarray, v_pages: np.ndarray, table: np.ndarray, slots: np.ndarray,
-    lengths: np.ndarray, *, scale: float | None, softcap: float, window: int,
+    lengths: np.ndarray, *sinks: np.ndarray, scale: float | None, softcap: float, window: int,
 ) -> np.ndarray:  # fmt: skip
     pages, kv_heads, depth, page = k_pages.shape
     tokens, heads, _ = q.shape
+    by_token = np.broadcast_to(sinks[0].astype(np.float64) if sinks else -np.inf, (tokens, heads))
     out = np.zeros((tokens, heads, v_pages.shape[3]), q.dtype)
     _within("paged_attention: slot", slots, len(table))
     _within("paged_attention: length", lengths, table.shape[1] * page + 1)
@@ -88,9 +89,11 @@ def _attend(
         scores = np.matmul(queries, k[..., seen]) * factor
         if softcap:
             scores = np.tanh(scores / softcap) * softcap
-        top = scores.max(axis=-1, keepdims=True)
-        e = np.exp(scores - np.where(top == -np.inf, 0, top))
-        total = e.sum(-1, keepdims=True)
+        at_sink = by_token[t].reshape(kv_heads, -1, 1)
+        top = np.maximum(scores.max(axis=-1, keepdims=True), at_sink)
+        top = np.where(top == -np.inf, 0, top)
+        e = np.exp(scores - top)
+        total = e.sum(-1, keepdims=True) + np.exp(at_sink - top)
         out[t] = np.matmul(e / np.where(total == 0, 1, total), v[:, seen]).reshape(heads, -1)
     return out
 
@@ -103,13 +106,14 @@ class _paged_attention(Op):
     depth]. Row `slots[t]` of the table has the pages of token t's sequence, in order; the token sees its
     first `lengths[t]` keys, and of these, with a `window`, only the last window + 1. A page, slot or length
     out of range is an error when the program runs; entries of the table that no length reaches are not read.
+    A seventh operand, sinks [heads] or [tokens, heads], has scores that take their share of the softmax and
+    give no value.
 
     Keys are taken in ascending order whatever their pages: the bits of a token depend on its own query, keys
     and values alone, not on other tokens, on numbers of pages and slots, or on threads.
     """
 
     name = "paged_attention"
-    arity = 6
     heavy = True
     attrs = {
         "scale": Attr(optional(real), None),
@@ -120,8 +124,10 @@ class _paged_attention(Op):
 
     def infer(
         self, q: TensorType, k_pages: TensorType, v_pages: TensorType, table: TensorType, slots: TensorType,
-        lengths: TensorType, *, scale: float | None, softcap: float, window: int,
+        lengths: TensorType, *sinks: TensorType, scale: float | None, softcap: float, window: int,
     ) -> TensorType:  # fmt: skip
+        if len(sinks) > 1:
+            raise TypeMismatchError(f"paged_attention: takes 6 or 7 operands, got {6 + len(sinks)}")
         if window < UNBOUNDED:
             raise OpAttributeError(f"paged_attention: window {window} is negative; -1 means no limit")
         if softcap < 0:
@@ -146,6 +152,11 @@ class _paged_attention(Op):
         for what, t in (("slots", slots), ("lengths", lengths)):
             told = f"paged_attention: {what} {t} needs one number for each token of q {q}"
             require_equal(q.shape[0], t.shape[0], told)
+        for sink in sinks:
+            if sink.dtype not in (q.dtype, F32):
+                raise DTypeError(f"paged_attention: sinks {sink} are not of the dtype of q {q}; cast them")
+            told = f"paged_attention: sinks {sink} are neither [heads] nor [tokens, heads] of q {q}"
+            require_shape(sink.shape, q.shape[:2] if sink.rank == 2 else q.shape[1:2], told)
         many, few, page = q.shape[1], k_pages.shape[1], k_pages.shape[3]
         if not isinstance(many, int) or not isinstance(few, int) or few == 0 or many % few:
             raise ShapeError(
@@ -159,7 +170,7 @@ class _paged_attention(Op):
 
     def vjp(
         self, g: Node, y: Node, q: Node, k_pages: Node, v_pages: Node, table: Node, slots: Node,
-        lengths: Node, *, scale: float | None, softcap: float, window: int,
+        lengths: Node, *sinks: Node, scale: float | None, softcap: float, window: int,
     ) -> list[Node | None]:  # fmt: skip
         """By gathering the keys and values of every token."""
         few, page, width = k_pages.shape[1], k_pages.shape[3], table.shape[1]
@@ -191,9 +202,14 @@ class _paged_attention(Op):
             turned = tanh(scores * (1 / softcap))
             scores, slope = turned * softcap, 1.0 - turned * turned
         scores = where(reshape(seen, (tokens, 1, 1, keys)), scores, -np.inf)
-        weights = softmax(scores, axis=-1, masked=True)
+        if sinks:
+            lead = (tokens,) if sinks[0].rank == 2 else ()
+            weights = softmax_beside(scores, reshape(widen(sinks[0]), (*lead, *group[1:], 1)))
+        else:
+            weights = softmax(scores, axis=-1, masked=True)
         by_weight = dot_general(wide_g, own_v, ((3,), (3,)), pairs)
-        by_score = weights * (by_weight - sum_of(by_weight * weights, axis=-1, keepdims=True))
+        mean = sum_of(by_weight * weights, axis=-1, keepdims=True)
+        by_score = weights * (by_weight - mean)
         by_score = (by_score if slope is None else by_score * slope) * factor
         dq = reshape(dot_general(by_score, own_k, ((3,), (2,)), pairs), q.shape)
         dk = dot_general(by_score, wide_q, ((2,), (2,)), pairs)  # [tokens, heads, keys, depth]
@@ -205,15 +221,28 @@ class _paged_attention(Op):
 
         found = [dq, in_pages(dk, k_pages, (0, 2, 1, 4, 3)), in_pages(dv, v_pages, (0, 2, 1, 3, 4))]
         own = (q, k_pages, v_pages)
-        return [*(cast(d, dtype=x.dtype) for d, x in zip(found, own, strict=True)), None, None, None]
+        slopes: list[Node | None] = [cast(d, dtype=x.dtype) for d, x in zip(found, own, strict=True)]
+        slopes += [None, None, None]
+        if sinks:  # its weight is what is missing of 1; a token that sees nothing has no weights at all
+            share = where(
+                reshape(ends > 0, (tokens, 1, 1, 1)), 1.0 - sum_of(weights, axis=-1, keepdims=True), 0.0
+            )
+            slope = -(share * mean)
+            slope = slope if sinks[0].rank == 2 else sum_of(slope, axis=0)
+            slopes.append(cast(reshape(slope, sinks[0].shape), dtype=sinks[0].dtype))
+        return slopes
 
     def batch(self, flags: Sequence[bool], *operands: Node, **attrs: object) -> Node:
         """Batches are more tokens, pages and slots; what is out of range stays so."""
-        q, k, v, table, slots, lengths = lift_all(flags, operands)
+        q, k, v, table, slots, lengths, *sinks = lift_all(flags, operands)
         batches, pages, many = q.shape[0], k.shape[1], table.shape[1]
         table = batched_places(table, pages, batches)
         slots = batched_places(slots, many, batches)
-        made: Node = _paged_attention(*map(folded, (q, k, v, table, slots, lengths)), **attrs)
+        own = []
+        for sink in sinks:
+            by_token = sink if sink.rank == 3 else reshape(sink, (batches, 1, sink.shape[1]))
+            own.append(broadcast_to(by_token, q.shape[:3]))
+        made: Node = _paged_attention(*map(folded, (q, k, v, table, slots, lengths, *own)), **attrs)
         return reshape(made, (batches, q.shape[1], *made.shape[1:]))
 
     def lower(
@@ -236,11 +265,11 @@ class _paged_attention(Op):
 
         def one(
             q: str, k: str, v: str, table: object, slots: object, lengths: object,
-            kind: str = "f32", grad: bool = True, **attrs: object,
+            *sinks: str, kind: str = "f32", grad: bool = True, **attrs: object,
         ) -> Sample:  # fmt: skip
             pages = (Arg(f"{kind}{q}"), Arg(f"{kind}{k}"), Arg(f"{kind}{v}"))
             places = [x if isinstance(x, Arg) else np.asarray(x) for x in (table, slots, lengths)]
-            return Sample((*pages, *places), attrs, grad=grad)
+            return Sample((*pages, *places, *map(Arg, sinks)), attrs, grad=grad)
 
         return [
             one("[3,2,4]", "[4,2,4,4]", "[4,2,4,4]", two, [0, 1, 0], [5, 8, 1]),
@@ -256,6 +285,11 @@ class _paged_attention(Op):
                 Arg("i64[n]", 0, 8), grad=False),
             one("[3,4,8]", "[4,2,8,4]", "[4,2,4,8]", two, [0, 1, 0], [5, 8, 1], kind="f16", grad=False),
             one("[3,4,8]", "[4,2,8,4]", "[4,2,4,8]", two, [0, 1, 0], [5, 8, 1], kind="bf16", grad=False),
+            one("[3,2,4]", "[4,2,4,4]", "[4,2,4,4]", two, [0, 1, 0], [5, 8, 1], "f32[2]"),
+            one("[3,4,4]", "[4,2,4,4]", "[4,2,4,4]", two, [0, 1, 1], [8, 3, 6], "f32[3,4]",
+                window=2, softcap=0.7),
+            one("[3,4,8]", "[4,2,8,4]", "[4,2,4,8]", two, [0, 1, 0], [0, 8, 1], "f16[4]",
+                kind="f16", grad=False),
         ]  # fmt: skip
 
 
@@ -277,14 +311,14 @@ def batched_places(places: Node, extent: Dim, batches: Dim) -> Node:
 @of_one
 def paged_attention(
     q: Operand, k_pages: Operand, v_pages: Operand, table: Operand, slots: Operand, lengths: Operand, *,
-    scale: float | None = None, softcap: float = 0.0, window: int = UNBOUNDED,
+    sinks: Operand | None = None, scale: float | None = None, softcap: float = 0.0, window: int = UNBOUNDED,
 ) -> Tensor:  # fmt: skip
     """Attention of tokens [tokens, heads, depth] to keys and values in pages of their sequences.
 
     Keys are [pages, kv heads, depth, page], values [pages, kv heads, page, depth]. Row `slots[t]` of the
     `table` lists the pages of token t's sequence; the token sees the first `lengths[t]` keys of it, with a
-    `window` only the last window + 1 of these. `scale` is 1 / sqrt(depth) unless given, `softcap` as in
-    `attention`. A token's bits depend on its own query and sequence alone.
+    `window` only the last window + 1 of these. `scale` is 1 / sqrt(depth) unless given, `softcap` and `sinks`
+    are as in `attention`. A token's bits depend on its own query and sequence alone.
 
     >>> v = np.arange(8.0).reshape(2, 1, 4, 1)  # two pages of four positions
     >>> k, q = np.zeros((2, 1, 3, 4)), np.zeros((2, 1, 3))
@@ -292,7 +326,9 @@ def paged_attention(
     array([5. , 4.4])
     """
     places = (as_indices(x) for x in (table, slots, lengths))
-    return _paged_attention(q, k_pages, v_pages, *places, scale=scale, softcap=softcap, window=window)
+    return _paged_attention(
+        q, k_pages, v_pages, *places, *given(sinks), scale=scale, softcap=softcap, window=window
+    )
 
 
 # -- writing

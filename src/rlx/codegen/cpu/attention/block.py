@@ -119,7 +119,7 @@ class Block:
         self.scaling = kernel.scaling
         self.lanes, self.type, self.element = kernel.lanes, kernel.type, kernel.element
         self.nr = self.lanes * vectors
-        scratch, self.q, self.k, self.v, self.o, self.mask = map(ptr, fn.args[1:7])
+        self.scratch, self.q, self.k, self.v, self.o, self.mask = map(ptr, fn.args[1:7])
         self.first: Int = i64(fn.args[7])
         self.count: Int = i64(fn.args[8])
         self._sizes = fn.args[9]
@@ -127,10 +127,10 @@ class Block:
         self.is_short = isinstance(self.spec.keys, int) and self.spec.keys <= SHORT
         starts, at = [], 0
         for rows in self.parts(kernel.spec, kernel.width):
-            starts.append(gep(scratch, at * kernel.width, "float"))
+            starts.append(gep(self.scratch, at * kernel.width, "float"))
             at += rows
         self.qt, self.ot, self.st, self.top, self.sum, self.alpha, *self.copies = starts
-        copy = gep(scratch, at * kernel.width, "float")
+        copy = gep(self.scratch, at * kernel.width, "float")
         self.own_masks = BlockMask(self, copy) if is_turned(self.spec) else None
         in_rows = self.spec.k.column == 1 and self.spec.v.column == 1
         self.may_skip = type(self) is Block and in_rows
@@ -418,7 +418,9 @@ class Block:
         """O = (O^T / sum)^T; lanes that exist only."""
         spec, step = self.spec, self.dim(self.spec.o.row)
         for j in range(self.vectors):
-            factor = self.kernel.factor(load(self.type, self.at(self.sum, 0, j)))
+            total = load(self.type, self.at(self.sum, 0, j))
+            top = total if spec.sink is None else load(self.type, self.at(self.top, 0, j))
+            factor = self.kernel.share(total, top, self.scratch)
             start = gep(self.o, step * (self.lanes * j), self.kernel.o_element)
             left = self.count - self.lanes * j
             if spec.o.column == 1 and spec.value_depth % self.lanes == 0:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from rlx.codegen.cpu.attention.block import Block, Scaling, narrowed, tile_rows
+from rlx.codegen.cpu.attention.block import LOG2E, Block, Scaling, narrowed, tile_rows
 from rlx.codegen.cpu.attention.mask import BlockMask
 from rlx.codegen.cpu.attention.pairs import PairBlock
 from rlx.codegen.cpu.attention.row import FEW, Row
@@ -24,6 +24,7 @@ from rlx.codegen.cpu.attention.row_pairs import PairRow
 from rlx.codegen.cpu.attention.wide import WideBlock
 from rlx.codegen.cpu.frame import FIRST_OPERAND, EmittedKernel, KernelFrame, kernel, unflatten
 from rlx.codegen.cpu.primitives import MEMORY
+from rlx.codegen.native import vmath
 from rlx.codegen.native.irtypes import Value, size_bytes, vector
 from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import (
@@ -36,12 +37,14 @@ from rlx.codegen.native.words import (
     gep,
     i64,
     is_nan,
+    load,
     loop,
     noalias,
     prefetch,
     ptr,
     select,
     splat,
+    store,
     udiv,
 )
 from rlx.ir.dim import Dim
@@ -80,6 +83,7 @@ class AttentionSpec:
     left: int = -1  # keys further back than this are hidden; -1: none
     right: int = -1
     empty_is_zero: bool = True  # the result of a query that sees none of many keys; else NaN
+    sink: Access | None = None  # a score for each head, which takes a share of the weights
 
 
 @kernel
@@ -106,6 +110,8 @@ class Attention:
         self.scaling = Scaling.of(spec, in_pairs)
         self.block_type = PairBlock if in_pairs else Block if dtype == "f32" else WideBlock
         self.row_type = PairRow if in_pairs else Row
+        rows = sum(self.block_type.parts(spec, self.width)) + BlockMask.rows(spec)
+        self.scratch_floats = rows * self.width  # before the sink of the head that is computed
 
     def dim(self, d: Dim) -> Int:
         """A size, in the function that is being written."""
@@ -131,6 +137,9 @@ class Attention:
             count = min(queries - first, self.width)
             places = [self.base(a, index, first) for a in (spec.q, spec.k, spec.v, spec.o)]
             places.append(self.base(spec.mask, index, first) if spec.mask else ptr(0))
+            if spec.sink is not None:
+                own = load("float", self.base(spec.sink, index, 0))
+                store(splat(own, self.lanes), gep(scratch, self.scratch_floats, "float"))
             if row is None or not always:
                 self.ask(unit + blocks, high, [*batch, blocks])
             vectors = ceildiv(count, self.lanes)
@@ -138,8 +147,8 @@ class Attention:
                 self.one_by_one(row, scratch, places, first, count)
             else:
                 self.in_blocks(self.most, vectors, scratch, places, first, count)
-        rows = sum(self.block_type.parts(spec, self.width)) + BlockMask.rows(spec)
-        return frame.finish(rows * self.width * 4 + 64)
+        sink = 4 * self.lanes if spec.sink is not None else 0
+        return frame.finish(self.scratch_floats * 4 + sink + 64)
 
     @inline
     def one_by_one(self, row: str, scratch: ptr, places: list[ptr], first: Int, count: Int) -> None:
@@ -200,6 +209,8 @@ class Attention:
         element = self.element
         if access is self.spec.o:
             element = self.o_element
+        elif access is self.spec.sink:
+            element = "float"
         elif access is self.spec.mask:
             element = self.mask_element
         return gep(pointer, offset, element)
@@ -209,13 +220,26 @@ class Attention:
         return narrowed(result, self.o_element)
 
     @inline
-    def factor(self, total: Word) -> Word:
-        """1 / sum of the weights. A query that sees no key has sums of 0: its result is 0, or 0 / 0."""
+    def factor(self, total: Word, sink: Word | None = None) -> Word:
+        """1 / sum of the weights. A query that sees no key has sums of 0: its result is 0, or 0 / 0.
+
+        The weight of a sink joins the sum. Far above the largest score it is infinite, and the result 0.
+        """
         one = splat(1.0, self.lanes)
+        whole = total if sink is None else total + sink
         if self.spec.empty_is_zero:
-            return select((total > 0.0) | is_nan(total), one / total, 0.0)
+            return select((total > 0.0) | is_nan(total), one / whole, 0.0)
         none = self.dim(self.spec.keys) == 0  # without keys the result is 0
-        return select(none, splat(0.0, self.lanes), one / total)
+        return select(none, splat(0.0, self.lanes), one / whole)
+
+    @inline
+    def share(self, total: Word, top: Word, scratch: ptr) -> Word:
+        """What weighted sums are multiplied with; `top` is the largest score. A sink may be above it."""
+        if self.spec.sink is None:
+            return self.factor(total)
+        after = self.scaling.after
+        sink = load(self.type, gep(scratch, self.scratch_floats, "float")) * (LOG2E / after)
+        return self.factor(total, Word(vmath.apply(builder(), "exp2", (sink - top) * after)))
 
     # -- one query, one block of queries
 

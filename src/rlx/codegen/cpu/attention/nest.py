@@ -56,7 +56,11 @@ def attention_spec(nest: AttentionNest, inputs: Sequence[Slot], outputs: int = 1
     store = nest.stores[0].strides
     accesses = [_access(load, inputs, len(nest.batch)) for load in (nest.q, nest.k, nest.v)]
     seen = None if mask is None else _access(mask.load, inputs, len(nest.batch))
-    if any(a is None for a in accesses) or (mask is not None and seen is None):
+    sink = None if nest.sink is None else _access(nest.sink, inputs, len(nest.batch))
+    if nest.sink is not None and nest.sink.dtype.name != "f32":
+        return "the native attention kernel reads sinks of f32"
+    unread = (mask is not None and seen is None) or (nest.sink is not None and sink is None)
+    if any(a is None for a in accesses) or unread:
         need_numbers((*nest.batch, nest.queries, nest.keys), "decides how attention reads its operands")
         return "an operand of attention lies in memory in no regular way"
     q, k, v = (a for a in accesses if a is not None)
@@ -77,6 +81,7 @@ def attention_spec(nest: AttentionNest, inputs: Sequence[Slot], outputs: int = 1
         offset=offset,
         left=left,
         empty_is_zero=nest.masked,
+        sink=sink,
     )
 
 

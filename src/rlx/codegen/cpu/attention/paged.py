@@ -67,7 +67,7 @@ MOST_DEPTH = 512  # features of a head
 LINE = 64  # bytes of a cache line
 LOG2E = math.log2(math.e)
 HIDDEN = -math.inf
-Q, K, V, TABLE, SLOTS, LENGTHS = range(6)
+Q, K, V, TABLE, SLOTS, LENGTHS, SINKS = range(7)
 
 
 @kernel
@@ -298,7 +298,12 @@ class _Paged:
                 r = h + t * self.block
                 total = splat(reduce_add(load(type_, self.row(self.scratch, 4, r))), self.lanes)
                 one = splat(1.0, self.lanes)
-                factor = select((total > 0.0) | is_nan(total), one / total, 0.0)
+                whole = total
+                if len(self.frame.inputs) > SINKS:  # its weight joins the sum; an infinite one leaves nothing
+                    sink = splat(self.sink(token + t, head + h) * LOG2E, self.lanes)
+                    top = load(type_, self.row(self.scratch, 3, r))
+                    whole = total + Word(vmath.apply(builder(), "exp2", sink - top))
+                factor = select((total > 0.0) | is_nan(total), one / whole, 0.0)
                 place = ((token + t) * self.heads + head + h) * self.value_depth
                 out = gep(self.frame.result(0), place, self.o_element)
                 for j in range(self.steps[2] // self.lanes):
@@ -308,6 +313,15 @@ class _Paged:
                         store(narrowed(x, self.o_element), to)
                     else:
                         masked_store(narrowed(x, self.o_element), to, lanes(left, self.lanes))
+
+    @inline
+    def sink(self, token: Int, head: Int) -> Word:
+        """The score that a head has beside those of keys."""
+        slot = self.frame.inputs[SINKS]
+        index = (token, head) if len(slot.shape) == 2 else (head,)
+        element = MEMORY[slot.dtype.name]
+        found = load(element, gep(self.frame.start(SINKS), self.offset(SINKS, *index), element))
+        return found if element == "float" else fpext(found, "float")
 
 
 @native(internal=True, noinline=True)

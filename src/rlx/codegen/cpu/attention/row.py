@@ -93,7 +93,7 @@ class Row:
             else:
                 total = self.in_turns(first, n, total, alpha)
             top = new_top
-        self.write(total, sums)
+        self.write(top, total, sums)
 
     @inline
     def pack_query(self) -> None:
@@ -251,8 +251,8 @@ class Row:
         return fpext(load(vector(self.element, self.lanes), place), "float")
 
     @inline
-    def write(self, total: Word, sums: list[Word]) -> None:
-        factor = self.kernel.factor(total)
+    def write(self, top: Word, total: Word, sums: list[Word]) -> None:
+        factor = self.kernel.share(total, top, self.weights)
         for j, s in enumerate(sums if self.has_room else self.kept(range(self.value_parts))):
             store(self.kernel.stored(s * factor), gep(self.o, self.lanes * j, self.kernel.o_element))
 
