@@ -13,166 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tiny_configs import CONFIGS, Array, Weights, has_experts, random_weights, shapes
 
-Array = np.ndarray
-Weights = dict[str, Array]
-
-_SIZES = {
-    "num_hidden_layers": 3,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_GEMMA = {
-    "head_dim": 24,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "query_pre_attn_scalar": 24,
-    "sliding_window": 5,
-    "tie_word_embeddings": True,
-}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {**_SIZES, "model_type": "llama"},
-    "llama3": {
-        **_SIZES,
-        "model_type": "llama",
-        "tie_word_embeddings": True,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 16,
-        },
-    },
-    "mistral": {**_SIZES, "model_type": "mistral", "sliding_window": 6, "head_dim": 16},
-    "qwen2": {**_SIZES, "model_type": "qwen2", "tie_word_embeddings": True},
-    "qwen3": {**_SIZES, "model_type": "qwen3", "head_dim": 32},
-    "qwen3moe": {**_SIZES, **_EXPERTS, "model_type": "qwen3_moe", "head_dim": 32, "norm_topk_prob": True},
-    "qwen3moe_mixed": {  # the first layer is dense, and shares are those of all experts
-        **_SIZES,
-        **_EXPERTS,
-        "model_type": "qwen3_moe",
-        "head_dim": 16,
-        "norm_topk_prob": False,
-        "mlp_only_layers": [0],
-    },
-    "gemma2": {
-        **_SIZES,
-        **_GEMMA,
-        "model_type": "gemma2",
-        "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 3.0,
-    },
-    "gemma3": {
-        **_SIZES,
-        **_GEMMA,
-        "model_type": "gemma3_text",
-        "rope_local_base_freq": 500.0,
-        "sliding_window_pattern": 2,
-    },
-    "phi3": {**_SIZES, "model_type": "phi3", "sliding_window": 7, "pad_token_id": 0},
-    "gpt2": {
-        "model_type": "gpt2",
-        "n_layer": 3,
-        "n_embd": 64,
-        "n_head": 4,
-        "n_positions": 64,
-        "vocab_size": 96,
-        "layer_norm_epsilon": 1e-5,
-        "activation_function": "gelu_new",
-    },
-}
-
-
-def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of weights, as Hugging Face's files have them."""
-    if config["model_type"] == "gpt2":
-        return _gpt2_shapes(config)
-    width, hidden = config["hidden_size"], config["intermediate_size"]
-    heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
-    depth = config.get("head_dim", width // heads)
-    kind = config["model_type"]
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], width)}
-    for i in range(config["num_hidden_layers"]):
-        at = f"model.layers.{i}"
-        norms = ["input_layernorm", "post_attention_layernorm"]
-        if kind.startswith("gemma"):
-            norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-        found |= {f"{at}.{norm}.weight": (width,) for norm in norms}
-        if kind == "phi3":
-            found[f"{at}.self_attn.qkv_proj.weight"] = ((heads + 2 * keys) * depth, width)
-            found[f"{at}.mlp.gate_up_proj.weight"] = (2 * hidden, width)
-        else:
-            for name, count in (("q", heads), ("k", keys), ("v", keys)):
-                found[f"{at}.self_attn.{name}_proj.weight"] = (count * depth, width)
-                if kind == "qwen2":
-                    found[f"{at}.self_attn.{name}_proj.bias"] = (count * depth,)
-            if not has_experts(config, i):
-                found |= {f"{at}.mlp.{name}_proj.weight": (hidden, width) for name in ("gate", "up")}
-        if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
-            found |= {f"{at}.self_attn.{name}_norm.weight": (depth,) for name in "qk"}
-        found[f"{at}.self_attn.o_proj.weight"] = (width, heads * depth)
-        if has_experts(config, i):
-            found |= _expert_shapes(config, f"{at}.mlp")
-        else:
-            found[f"{at}.mlp.down_proj.weight"] = (width, hidden)
-    found["model.norm.weight"] = (width,)
-    if not config["tie_word_embeddings"]:
-        found["lm_head.weight"] = (config["vocab_size"], width)
-    return found
-
-
-def has_experts(config: dict[str, Any], layer: int) -> bool:
-    return "num_experts" in config and layer not in config.get("mlp_only_layers", ())
-
-
-def _expert_shapes(config: dict[str, Any], at: str) -> dict[str, tuple[int, ...]]:
-    width, hidden, count = config["hidden_size"], config["moe_intermediate_size"], config["num_experts"]
-    found = {f"{at}.gate.weight": (count, width)}
-    for e in range(count):
-        found |= {f"{at}.experts.{e}.{name}_proj.weight": (hidden, width) for name in ("gate", "up")}
-        found[f"{at}.experts.{e}.down_proj.weight"] = (width, hidden)
-    return found
-
-
-def _gpt2_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    width = config["n_embd"]
-    found: dict[str, tuple[int, ...]] = {
-        "wte.weight": (config["vocab_size"], width),
-        "wpe.weight": (config["n_positions"], width),
-    }
-    for i in range(config["n_layer"]):
-        for name, rows, columns in (
-            ("attn.c_attn", width, 3 * width),
-            ("attn.c_proj", width, width),
-            ("mlp.c_fc", width, 4 * width),
-            ("mlp.c_proj", 4 * width, width),
-        ):
-            found[f"h.{i}.{name}.weight"], found[f"h.{i}.{name}.bias"] = (rows, columns), (columns,)
-        for name in ("ln_1", "ln_2"):
-            found[f"h.{i}.{name}.weight"] = found[f"h.{i}.{name}.bias"] = (width,)
-    found["ln_f.weight"] = found["ln_f.bias"] = (width,)
-    return found
-
-
-def random_weights(config: dict[str, Any], seed: int = 0) -> Weights:
-    rng = np.random.default_rng(seed)
-    return {
-        name: (rng.standard_normal(shape) * (0.3 if len(shape) == 1 else 0.15)).astype(np.float32)
-        + np.float32(("norm" in name and not config["model_type"].startswith("gemma")) or ".ln_" in name)
-        for name, shape in shapes(config).items()
-    }
-
+__all__ = [
+    "CONFIGS", "Weights", "in_blocks", "logits", "random_weights", "read_gguf", "shapes", "stacked",
+    "unstacked", "write_folder", "write_gguf",
+]  # fmt: skip
 
 # -- computed with NumPy
 
@@ -196,8 +42,10 @@ def _silu(x: Array) -> Array:
     return x / (1 + np.exp(-x))
 
 
-def _attend(q: Array, k: Array, v: Array, scale: float, window: int = 0, cap: float = 0.0) -> Array:
-    """Of [heads, tokens, depth]; keys may have fewer heads."""
+def _attend(
+    q: Array, k: Array, v: Array, scale: float, window: int = 0, cap: float = 0.0, sinks: Array | None = None
+) -> Array:
+    """Of [heads, tokens, depth]; keys may have fewer heads. A sink is one more key, of value 0."""
     group = len(q) // len(k)
     k, v = np.repeat(k, group, 0), np.repeat(v, group, 0)
     scores = q @ k.transpose(0, 2, 1) * scale
@@ -205,7 +53,11 @@ def _attend(q: Array, k: Array, v: Array, scale: float, window: int = 0, cap: fl
         scores = np.tanh(scores / cap) * cap
     behind = np.arange(q.shape[1])[:, None] - np.arange(q.shape[1])
     hidden = (behind < 0) | ((behind >= window) if window else False)
-    return _softmax(np.where(hidden, -np.inf, scores)) @ v
+    scores = np.where(hidden, -np.inf, scores)
+    if sinks is None:
+        return _softmax(scores) @ v
+    more = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
+    return _softmax(np.concatenate([scores, more], axis=-1))[..., :-1] @ v
 
 
 def _frequencies(config: dict[str, Any], depth: int, base: float) -> Array:
@@ -214,6 +66,14 @@ def _frequencies(config: dict[str, Any], depth: int, base: float) -> Array:
     if not scaling:
         return plain
     before, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+    if scaling["rope_type"] == "yarn":  # of pairs that turn often to seldom: kept to divided
+        low, high = (
+            depth / 2 * math.log(before / 2 / math.pi / scaling[f"beta_{name}"]) / math.log(base)
+            for name in ("fast", "slow")
+        )
+        low, high = max(low, 0), min(high, depth - 1)
+        ramp = np.clip((np.arange(depth // 2) - low) / (high - low), 0, 1)
+        return plain / factor * ramp + plain * (1 - ramp)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     found = []
     for f in plain:
@@ -228,10 +88,10 @@ def _frequencies(config: dict[str, Any], depth: int, base: float) -> Array:
     return np.array(found)
 
 
-def _turn(x: Array, frequencies: Array) -> Array:
+def _turn(x: Array, frequencies: Array, magnitude: float) -> Array:
     """Rotary positions of [heads, tokens, depth], halves paired."""
     angles = np.arange(x.shape[1])[:, None] * frequencies
-    c, s = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
+    c, s = (magnitude * f(angles).astype(x.dtype) for f in (np.cos, np.sin))
     a, b = np.split(x, 2, axis=-1)
     return np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
 
@@ -263,7 +123,7 @@ def _decoder(config: dict[str, Any], w: Weights, tokens: list[int]) -> Array:
         if f"{at}.q_norm.weight" in w:
             q, k = norm(q, f"{at}.q_norm"), norm(k, f"{at}.k_norm")
         window, base = config.get("sliding_window", 0), config["rope_theta"]
-        if kind == "gemma2" and i % 2:
+        if kind in ("gemma2", "gpt_oss") and i % 2:
             window = 0
         if kind == "gemma3_text":
             window = 0 if (i + 1) % config["sliding_window_pattern"] == 0 else window
@@ -271,7 +131,9 @@ def _decoder(config: dict[str, Any], w: Weights, tokens: list[int]) -> Array:
         frequencies = _frequencies(config, depth, base)
         scale = config["query_pre_attn_scalar"] ** -0.5 if gemma else depth**-0.5
         cap = config.get("attn_logit_softcapping", 0.0)
-        out = _attend(_turn(q, frequencies), _turn(k, frequencies), v, scale, window, cap)
+        far = 0.1 * math.log(config["rope_scaling"]["factor"]) + 1 if kind == "gpt_oss" else 1.0
+        q, k = (_turn(part, frequencies, far) for part in (q, k))
+        out = _attend(q, k, v, scale, window, cap, w.get(f"{at}.sinks"))
         return linear(out.transpose(1, 0, 2).reshape(count, heads * depth), f"{at}.o_proj")
 
     def experts(x: Array, at: str) -> Array:
@@ -285,8 +147,22 @@ def _decoder(config: dict[str, Any], w: Weights, tokens: list[int]) -> Array:
             out += shares[e] / total * linear(inner, f"{at}.experts.{e}.down_proj")
         return out
 
+    def open_experts(x: Array, at: str) -> Array:
+        """The same for gpt-oss: shares of the chosen alone, biases, clamped gates in turns with `up`."""
+        scores, limit = linear(x, f"{at}.router"), config["swiglu_limit"]
+        best = np.argsort(-scores, kind="stable")[: config["num_experts_per_tok"]]
+        out = np.zeros_like(x)
+        for share, e in zip(_softmax(scores[best]), best, strict=True):
+            both = x @ w[f"{at}.experts.gate_up_proj"][e] + w[f"{at}.experts.gate_up_proj_bias"][e]
+            gate, up = np.minimum(both[::2], limit), np.clip(both[1::2], -limit, limit)
+            inner = gate / (1 + np.exp(-gate * config.get("swiglu_alpha", 1.702))) * (up + 1)
+            out += share * (inner @ w[f"{at}.experts.down_proj"][e] + w[f"{at}.experts.down_proj_bias"][e])
+        return out
+
     def mlp(x: Array, i: int) -> Array:
         at = f"model.layers.{i}.mlp"
+        if kind == "gpt_oss":
+            return np.stack([open_experts(row, at) for row in x])
         if has_experts(config, i):
             return np.stack([experts(row, at) for row in x])
         if kind == "phi3":
@@ -374,10 +250,10 @@ def write_folder(path: Path, config: dict[str, Any], weights: Weights, dtype: An
     """A folder as Hugging Face has it."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
-    names = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+    names = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint8": "U8"}
     table, at, data = {}, 0, []
     for name, value in weights.items():
-        stored = value.astype(dtype)
+        stored = value if value.dtype == np.uint8 else value.astype(dtype)
         ends = at + stored.nbytes
         table[name] = {
             "dtype": names[stored.dtype.name],
@@ -402,27 +278,33 @@ def write_gguf(
     import gguf
 
     model = config["model_type"].removesuffix("_text")
-    arch = {"mistral": "llama", "qwen3_moe": "qwen3moe"}.get(model, model)
+    arch = {"mistral": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}.get(model, model)
     layers = config.get("num_hidden_layers", config.get("n_layer"))
     writer = gguf.GGUFWriter(path, arch)
     _write_metadata(writer, config, arch, layers)
     more(writer)
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), layers)
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper().replace("-", "_")), layers)
     rounded = {}
-    for name, value in stacked(weights).items():
+    for name, value in (apart(weights) if arch == "gpt-oss" else stacked(weights)).items():
         stem, _, suffix = name.rpartition(".")
         new = names.get_name(stem if model != "gpt2" else f"transformer.{stem}")
         assert new is not None, name
         stored = _converted(config, arch, name, value)
-        if stored.ndim >= 2 and kind != "F32" and "position" not in new and "gate_inp" not in new:
+        own = kind if kind != "MXFP4" or "_exps" in new else "F32"  # that is for experts only
+        if (
+            (suffix == "weight" and stored.ndim >= 2)
+            and own != "F32"
+            and not re.search("position|gate_inp", new)
+        ):
             quantised = gguf.GGMLQuantizationType[kind]
             packed = gguf.quants.quantize(stored, quantised)
             writer.add_tensor(f"{new}.{suffix}", packed, raw_dtype=quantised)
             stored = gguf.quants.dequantize(packed, quantised).reshape(stored.shape)
         else:
             writer.add_tensor(f"{new}.{suffix}", np.ascontiguousarray(stored))
-        rounded |= unstacked({name: _converted(config, arch, name, stored, back=True)})
-    if config.get("rope_scaling"):
+        rounded |= {name: _converted(config, arch, name, stored, back=True)}
+    rounded = together(rounded) if arch == "gpt-oss" else unstacked(rounded)
+    if config.get("rope_scaling", {}).get("rope_type") == "llama3":
         depth = config["hidden_size"] // config["num_attention_heads"]
         plain = config["rope_theta"] ** (-np.arange(0, depth, 2) / depth)
         factors = plain / _frequencies(config, depth, config["rope_theta"])
@@ -451,6 +333,60 @@ def unstacked(weights: Weights) -> Weights:
         else:
             found[name] = value
     return found
+
+
+def apart(weights: Weights) -> Weights:
+    """gpt-oss as its GGUF files have it: gates and what they multiply apart, [experts, out, in]."""
+    found: Weights = {}
+    for name, value in weights.items():
+        at, _, what = name.rpartition(".")
+        stem, kind = what.removesuffix("_bias"), "bias" if what.endswith("_bias") else "weight"
+        if ".experts" not in at:
+            found[f"{name}.weight" if what == "sinks" else name] = value
+            continue
+        value = value if kind == "bias" else value.transpose(0, 2, 1)
+        if stem == "down_proj":
+            found[f"{at}.down_proj.{kind}"] = value
+        else:
+            found[f"{at}.gate_proj.{kind}"], found[f"{at}.up_proj.{kind}"] = value[:, ::2], value[:, 1::2]
+    return found
+
+
+def together(weights: Weights) -> Weights:
+    """The reverse of `apart`."""
+    found: Weights = {}
+    for name, value in weights.items():
+        if ".experts." not in name:
+            found[name.replace("sinks.weight", "sinks")] = value
+            continue
+        at, what, kind = name.rsplit(".", 2)
+        if what == "gate_proj":
+            other = weights[f"{at}.up_proj.{kind}"]
+            value = np.stack([value, other], axis=2).reshape(len(value), -1, *value.shape[2:])
+        if what != "up_proj":
+            new = "gate_up_proj" if what == "gate_proj" else what
+            found[f"{at}.{new}" + "_bias" * (kind == "bias")] = (
+                value if kind == "bias" else value.transpose(0, 2, 1)
+            )
+    return found
+
+
+def in_blocks(weights: Weights) -> tuple[Weights, Weights]:
+    """Experts of gpt-oss in MXFP4, as its folders have them, and all weights as they are after rounding."""
+    import gguf
+
+    kind, stored, rounded = gguf.GGMLQuantizationType.MXFP4, dict(weights), dict(weights)
+    for name in [name for name in weights if name.endswith((".gate_up_proj", ".experts.down_proj"))]:
+        rows = np.ascontiguousarray(stored.pop(name).transpose(0, 2, 1))
+        packed = gguf.quants.quantize(rows, kind)
+        rounded[name] = gguf.quants.dequantize(packed, kind).reshape(rows.shape).transpose(0, 2, 1)
+        blocks = packed.reshape(*rows.shape[:2], -1, 17)
+        halves = np.concatenate(
+            [blocks[..., 1:] & 15, blocks[..., 1:] >> 4], axis=-1
+        )  # neighbours share a byte
+        stored[f"{name}_blocks"] = halves[..., ::2] | halves[..., 1::2] << 4
+        stored[f"{name}_scales"] = np.ascontiguousarray(blocks[..., 0])
+    return stored, rounded
 
 
 def _converted(config: dict[str, Any], arch: str, name: str, value: Array, back: bool = False) -> Array:
@@ -486,7 +422,14 @@ def _write_metadata(writer: Any, config: dict[str, Any], arch: str, layers: int)
     put("attention.key_length", config.get("head_dim"))
     put("attention.value_length", config.get("head_dim"))
     put("attention.sliding_window", config.get("sliding_window"))
-    put("expert_count", config.get("num_experts"))
+    put("expert_count", config.get("num_experts", config.get("num_local_experts")))
+    if arch == "gpt-oss":
+        scaling = config["rope_scaling"]
+        writer.add_string(f"{arch}.rope.scaling.type", "yarn")
+        put("rope.scaling.factor", scaling["factor"])
+        put("rope.scaling.original_context_length", scaling["original_max_position_embeddings"])
+        put("rope.scaling.yarn_beta_fast", scaling["beta_fast"])
+        put("rope.scaling.yarn_beta_slow", scaling["beta_slow"])
     put("expert_used_count", config.get("num_experts_per_tok"))
     put("attn_logit_softcapping", config.get("attn_logit_softcapping"))
     put("final_logit_softcapping", config.get("final_logit_softcapping"))

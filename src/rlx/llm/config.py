@@ -18,7 +18,18 @@ from rlx.files import Json
 from rlx.llm.gguf import GgufFile
 from rlx.records import dataclass
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2")
+ARCHITECTURES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3moe",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "gpt2",
+    "gpt-oss",
+)
 """As both kinds of files name them; Mistral's GGUF files say llama, and so do SmolLM's."""
 
 _MOST = 1 << 24  # of anything but the context: more is damage
@@ -81,6 +92,9 @@ class Config:
     """Experts that a token goes through."""
     shares_of_chosen: bool = True
     """Whether the shares of the chosen experts, not those of all, add up to 1."""
+    gate_limit: float = 0.0
+    """Of what experts multiply: above 0 that is x * sigmoid(gate_slope * x) and y + 1 of clamped x, y."""
+    gate_slope: float = 1.0
 
     def window_of(self, layer: int) -> int:
         """Tokens that a layer sees; 0 for all."""
@@ -117,6 +131,8 @@ def _checked(path: str, config: Config) -> Config:
         bad = rope.features % 2 or not 2 <= rope.features <= config.depth or not rope.base > 0
         if bad or len(rope.factors) not in (0, pairs) or not all(f > 0 for f in rope.factors):
             raise FormatError(f"{path}: rotary positions {rope} do not fit heads of {config.depth} features")
+    if not (config.gate_limit >= 0 and math.isfinite(config.gate_slope)):
+        raise FormatError(f"{path}: gates have the limit {config.gate_limit}, the slope {config.gate_slope}")
     if not 0 <= config.experts <= _MOST or not min(config.experts, 1) <= config.chosen <= config.experts:
         raise FormatError(f"{path}: {config.chosen} of {config.experts} experts for each token")
     if config.window < 0 or len(config.windowed) not in (0, config.layers):
@@ -180,6 +196,10 @@ def from_gguf(file: GgufFile) -> Config:
             windowed=tuple(i % 2 == 0 if second else i % 6 < 5 for i in range(layers)),
             local_rope=None if second else Rope(10000.0, depth),
         )
+    if kind == "gpt-oss":  # files do not state what all of its models have
+        found = replace(
+            found, gate_limit=7.0, gate_slope=1.702, windowed=tuple(i % 2 == 0 for i in range(layers))
+        )
     return _checked(file.path, found)
 
 
@@ -193,6 +213,7 @@ def _gguf_short(file: GgufFile, kind: str) -> int:
 def _gguf_rope(file: GgufFile, kind: str, depth: int) -> Rope:
     features = file.get(f"{kind}.rope.dimension_count", int, depth)
     scaling = file.get(f"{kind}.rope.scaling.type", str, "none")
+    base = file.get(f"{kind}.rope.freq_base", float, 10000.0)
     factors: tuple[float, ...] = ()
     if "rope_freqs.weight" in file.tensors:
         factors = tuple(file.tensors["rope_freqs.weight"].array().astype(float).ravel().tolist())
@@ -200,14 +221,32 @@ def _gguf_rope(file: GgufFile, kind: str, depth: int) -> Rope:
         factors = tuple(file.tensors["rope_factors_short.weight"].array().astype(float).ravel().tolist())
     elif scaling == "linear":
         factors = (file.get(f"{kind}.rope.scaling.factor", float),) * (features // 2)
+    elif scaling == "yarn":
+        return _gguf_yarn(file, kind, Rope(base, features, kind == "llama"))
     elif scaling not in ("none", "longrope"):
         raise UnsupportedError(f"{file.path}: rotary positions scaled by {scaling!r} are not supported")
     return Rope(
-        base=file.get(f"{kind}.rope.freq_base", float, 10000.0),
+        base=base,
         features=features,
         interleaved=kind == "llama",
         factors=factors,
         magnitude=file.get(f"{kind}.rope.scaling.attn_factor", float, 1.0),
+    )
+
+
+def _gguf_yarn(file: GgufFile, kind: str, plain: Rope) -> Rope:
+    def real(key: str, default: float | None = None) -> float:
+        return file.get(f"{kind}.rope.scaling.{key}", float, default)
+
+    factor = real("factor")
+    betas = real("yarn_beta_fast", 32.0), real("yarn_beta_slow", 1.0)
+    usual = _yarn_magnitude(factor)
+    return replace(
+        plain,
+        factors=_yarn_factors(
+            file.path, plain, factor, real("original_context_length"), *betas, kind != "gpt-oss"
+        ),
+        magnitude=usual * real("yarn_attn_factor", real("attn_factor", 1.0)),
     )
 
 
@@ -220,7 +259,8 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu": "gelu",
 }
-_GGUF_NAMES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
+_GGUF_NAMES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
+_BASES = {"gpt_oss": 150000.0}  # of rotary positions, where a config has none
 _RENAMED = {  # GPT-2's words for the usual ones
     "num_hidden_layers": "n_layer",
     "hidden_size": "n_embd",
@@ -281,6 +321,14 @@ def from_hf(path: str, given: Json) -> Config:
             chosen=get("num_experts_per_tok", is_size),
             shares_of_chosen=get("norm_topk_prob", lambda v: isinstance(v, bool), False),
         )
+    if kind == "gpt-oss":
+        found = replace(
+            found,
+            experts=get("num_local_experts", is_size, given.get("num_experts")),
+            chosen=get("num_experts_per_tok", is_size, given.get("experts_per_token")),
+            gate_limit=float(get("swiglu_limit", is_number, 7.0)),
+            gate_slope=float(get("swiglu_alpha", is_number, 1.702)),
+        )
     window = 0 if given.get("use_sliding_window") is False else given.get("sliding_window") or 0
     if type(window) is not int:
         raise FormatError(f"{path}: config.json has sliding_window = {window!r}")
@@ -314,7 +362,7 @@ def _hf_windowed(path: str, kind: str, given: Json, layers: int) -> tuple[bool, 
     types = given.get("layer_types")
     if isinstance(types, list):
         return tuple(name == "sliding_attention" for name in types)
-    if kind == "gemma2":
+    if kind in ("gemma2", "gpt-oss"):
         return tuple(i % 2 == 0 for i in range(layers))
     if kind == "gemma3":
         every = given.get("sliding_window_pattern", 6)
@@ -342,7 +390,7 @@ def _real(key: str, places: Sequence[Json], default: float) -> float:
 
 def _hf_rope(path: str, given: Json, depth: int) -> Rope:
     values = _hf_rope_values(given, "full_attention")
-    base = _real("rope_theta", (values, given), 10000.0)
+    base = _real("rope_theta", (values, given), _BASES.get(str(given.get("model_type")), 10000.0))
     features = int(depth * _real("partial_rotary_factor", (values, given), 1.0))
     plain = Rope(base, features)
     scaling = values.get("rope_type", values.get("type", "default"))
@@ -352,6 +400,8 @@ def _hf_rope(path: str, given: Json, depth: int) -> Rope:
         return Rope(base, features, factors=(float(values["factor"]),) * (features // 2))
     if scaling == "llama3":
         return Rope(base, features, factors=_llama3_factors(plain, values))
+    if scaling == "yarn":
+        return _hf_yarn(path, plain, values, float(given["max_position_embeddings"]))
     if scaling == "longrope":
         before = float(given.get("original_max_position_embeddings") or given["max_position_embeddings"])
         longer = float(given["max_position_embeddings"]) / before
@@ -363,6 +413,49 @@ def _hf_rope(path: str, given: Json, depth: int) -> Rope:
             magnitude=float(values.get("attention_factor", usual)),
         )
     raise UnsupportedError(f"{path}: rotary positions scaled by {scaling!r} are not supported")
+
+
+def _hf_yarn(path: str, plain: Rope, values: Json, context: float) -> Rope:
+    before = _real("original_max_position_embeddings", (values,), context)
+    factor = _real("factor", (values,), context / before)
+    betas = _real("beta_fast", (values,), 32.0), _real("beta_slow", (values,), 1.0)
+    usual = _yarn_magnitude(factor)
+    if values.get("mscale") and values.get("mscale_all_dim"):
+        usual = _yarn_magnitude(factor, float(values["mscale"])) / _yarn_magnitude(
+            factor, float(values["mscale_all_dim"])
+        )
+    return replace(
+        plain,
+        factors=_yarn_factors(path, plain, factor, before, *betas, values.get("truncate", True) is not False),
+        magnitude=_real("attention_factor", (values,), usual),
+    )
+
+
+def _yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _yarn_factors(
+    path: str, plain: Rope, factor: float, before: float, fast: float, slow: float, whole: bool
+) -> tuple[float, ...]:
+    """Pairs that turn more than `fast` times in the context of `before` stay, those under `slow` times are
+    divided by `factor`, between them it is blended; with `whole` the limits are rounded to whole pairs.
+    """
+    if not (plain.base > 1 and min(factor, before, fast, slow) > 0 and plain.features > 1):
+        raise FormatError(
+            f"{path}: rotary positions scaled by yarn have the factor {factor} for a context of {before}, "
+            f"turns {fast} and {slow}, the base {plain.base}"
+        )
+    low, high = (
+        plain.features * math.log(before / (turns * 2 * math.pi)) / (2 * math.log(plain.base))
+        for turns in (fast, slow)
+    )
+    if whole:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, plain.features - 1)
+    high = high + 0.001 if low == high else high
+    kept = 1 - np.clip((np.arange(plain.features // 2) - low) / (high - low), 0, 1)
+    return tuple((1 / ((1 - kept) / factor + kept)).tolist())
 
 
 def _llama3_factors(plain: Rope, values: Json) -> tuple[float, ...]:

@@ -194,8 +194,11 @@ class _Decoder:
     # -- layers
 
     def layer(self, x: Node, i: int) -> Node:
-        x = x + self.after(self.attend(self.norm(x, f"blk.{i}.attn_norm"), i), f"blk.{i}.post_attention_norm")
-        return x + self.after(self.mlp(self.norm(x, f"blk.{i}.ffn_norm"), i), f"blk.{i}.post_ffw_norm")
+        before, after = f"blk.{i}.ffn_norm", f"blk.{i}.post_attention_norm"
+        if f"{before}.weight" not in self.tensors:  # GGUF files of gpt-oss call the norm before the MLP so
+            before, after = after, ""
+        x = x + self.after(self.attend(self.norm(x, f"blk.{i}.attn_norm"), i), after)
+        return x + self.after(self.mlp(self.norm(x, before), i), f"blk.{i}.post_ffw_norm")
 
     def after(self, x: Node, name: str) -> Node:
         """A norm that only some architectures have."""
@@ -229,7 +232,15 @@ class _Decoder:
             shares, choice = ops.top_k(ops.softmax(scores, axis=-1), config.chosen)
         hidden = self.tensors[f"blk.{i}.ffn_down_exps.weight"].shape[-1]
         gate = self.by_expert(x, choice, f"blk.{i}.ffn_gate_exps", hidden)
-        inner = act(gate) * self.by_expert(x, choice, f"blk.{i}.ffn_up_exps", hidden)
+        up = self.by_expert(x, choice, f"blk.{i}.ffn_up_exps", hidden)
+        if config.gate_limit:
+            gate, up = (
+                ops.minimum(gate, config.gate_limit),
+                ops.clip(up, -config.gate_limit, config.gate_limit),
+            )
+            inner = gate * ops.sigmoid(gate * config.gate_slope) * (up + 1.0)
+        else:
+            inner = act(gate) * up
         each = self.by_expert(inner, choice, f"blk.{i}.ffn_down_exps", config.width)
         made: Node = ops.sum(each * ops.reshape(shares, (self.new, config.chosen, 1)), axis=1)
         return made
@@ -238,11 +249,14 @@ class _Decoder:
         """[new, chosen, columns]: rows times the matrices that they chose."""
         entry = self.entry(f"{name}.weight", self.config.experts, columns, int(x.shape[-1]))
         weights, *factors = [self.param(part) for part in expert_parts(entry)]
-        if not factors:
-            made: Node = ops.expert_matmul(x, choice, weights)
-            return made
-        coding, group = expert_coding(entry.format), entry.format.group
-        made = ops.expert_matmul(x, choice, weights, *factors, coding=coding, group=group)
+        if factors:
+            coding, group = expert_coding(entry.format), entry.format.group
+            made: Node = ops.expert_matmul(x, choice, weights, *factors, coding=coding, group=group)
+        else:
+            made = ops.expert_matmul(x, choice, weights)
+        if f"{name}.bias" in self.tensors:
+            biases = self.numbers(self.entry(f"{name}.bias", self.config.experts, columns))
+            made = made + ops.embedding(biases, choice)
         return made
 
     def queries_keys_values(self, x: Node, i: int) -> list[Node]:
@@ -301,6 +315,11 @@ class _Decoder:
         flat = ops.reshape(self.context(q, k, v, i), (self.new, self.config.heads * self.config.depth))
         return self.linear(flat, f"blk.{i}.attn_output", self.config.width)
 
+    def sinks(self, i: int) -> Node | None:
+        """A score for each head beside those of keys, if the layer has them."""
+        name = f"blk.{i}.attn_sinks.weight"
+        return self.vector(name, self.config.heads) if name in self.tensors else None
+
     def window(self, i: int) -> int:
         """How many tokens before its own a token of a layer sees; -1 for all."""
         window = self.config.window_of(i)
@@ -326,6 +345,7 @@ class _Decoder:
             scale=config.scale,
             softcap=config.score_cap,
             offset=self.past,
+            sinks=self.sinks(i),
         )
         made: Node = ops.transpose(context, (0, 2, 1, 3))
         return made
@@ -389,5 +409,6 @@ class _PagedDecoder(_Decoder):
             scale=config.scale,
             softcap=config.score_cap,
             window=self.window(i),
+            sinks=self.sinks(i),
         )
         return made

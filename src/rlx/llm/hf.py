@@ -8,10 +8,13 @@ from pathlib import Path
 
 from rlx.errors import FormatError
 from rlx.files import Json, file_boundary, open_plain, read_plain
-from rlx.llm.blocks import FORMATS
+from rlx.llm.blocks import FORMATS, Format
 from rlx.llm.tensors import Entry, Mapped, Tensors
 
-_FORMATS = {format.name: format for format in FORMATS.values() if format.decode is None}
+_NUMBERS = {format.name: format for format in FORMATS.values() if format.decode is None}
+_OTHERS = {"U8": 1, "I8": 1, "BOOL": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8, "F64": 8}
+_OTHERS |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+_FORMATS = {**_NUMBERS, **{name: Format(name, 1, size) for name, size in _OTHERS.items()}}
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -54,13 +57,21 @@ def _entry(what: str, name: str, about: Json, source: Mapped, data: int) -> Entr
         raise FormatError(f"{what} has the shape {shape} at {[begin, end]}")
     format = _FORMATS.get(about["dtype"])
     if format is None:
-        raise FormatError(f"{what} is of {about['dtype']}; RLX reads {', '.join(_FORMATS)}")
+        raise FormatError(f"{what} is of {about['dtype']}; RLX reads {', '.join(_NUMBERS)}")
     entry = Entry(name, tuple(shape), format, source, data + begin)
     if not shape or min(shape) < 1 or entry.nbytes != end - begin or data + end > source.size:
         raise FormatError(
             f"{what}: {format.name}{shape} at {[begin, end]} does not fit {source.size - data} bytes"
         )
     return entry
+
+
+def check_numbers(path: str, entry: Entry) -> None:
+    """Refuse a weight that is not floating-point numbers. What a decoder does not use may be anything."""
+    if entry.format.name in _OTHERS:
+        raise FormatError(
+            f"{path}: tensor {entry.name!r} is of {entry.format.name}; RLX reads {', '.join(_NUMBERS)}"
+        )
 
 
 def _shards(folder: Path) -> dict[str, list[str] | None]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 from rlx.errors import FormatError
+from rlx.llm.hf import check_numbers
 from rlx.llm.tensors import Entry, Stack, Tensors
+from rlx.llm.views import expert_tensors
 
 _WHOLE = {
     "model.embed_tokens": "token_embd",
@@ -29,6 +31,7 @@ _LAYER = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
     "ln_1": "attn_norm",
@@ -39,6 +42,8 @@ _LAYER = {
     "mlp.c_proj": "ffn_down",
 }
 _IN_LAYER = re.compile(r"(?:model\.layers|h)\.(\d+)\.(.+)\.(weight|bias)")
+_SINKS = re.compile(r"model\.layers\.(\d+)\.self_attn\.sinks")
+_FUSED = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.((?:gate_up|down)_proj(?:_blocks|_scales|_bias)?)")
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
 _ONE_OF = re.compile(r"(.+_exps)\.(\d+)\.(weight|bias)")
 _ELSEWHERE = re.compile(r"(.+)\.(weight|bias)")
@@ -68,6 +73,9 @@ def gguf_name(name: str, sandwich: bool) -> str | None:
         else:
             found = _LAYER.get(what)
         return None if found is None else f"blk.{layer}.{found}.{kind}"
+    sinks = _SINKS.fullmatch(name)
+    if sinks:
+        return f"blk.{sinks[1]}.attn_sinks.weight"
     outside = _ELSEWHERE.fullmatch(name)
     if outside and outside[1] in _WHOLE:
         return f"{_WHOLE[outside[1]]}.{outside[2]}"
@@ -79,13 +87,22 @@ def renamed(tensors: Tensors) -> Tensors:
     sandwich = any("pre_feedforward_layernorm" in name for name in tensors)
     found: dict[str, Entry] = {}
     experts: dict[str, dict[int, Entry]] = {}
+    fused: dict[str, dict[str, Entry]] = {}
     for name, entry in tensors.entries.items():
+        part = _FUSED.fullmatch(name)
+        if part:
+            fused.setdefault(f"blk.{part[1]}", {})[part[2]] = entry
+            continue
         new = gguf_name(name, sandwich)
+        if new is not None:
+            check_numbers(tensors.path, entry)
         one = None if new is None else _ONE_OF.fullmatch(new)
         if one:
             experts.setdefault(f"{one[1]}.{one[3]}", {})[int(one[2])] = entry
         elif new is not None:
             found[new] = Entry(new, entry.shape, entry.format, entry.source, entry.offset)
+    for at, parts_of_layer in fused.items():
+        found |= expert_tensors(tensors.path, at, parts_of_layer)
     for name, parts in experts.items():
         found[name] = _stacked(tensors.path, name, parts)
     return Tensors(tensors.path, found)

@@ -19,7 +19,12 @@ from rlx.runtime.native.bus_guard import Guarded, is_available
 
 Array = np.ndarray
 
-_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_DTYPES = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "U8": np.dtype("u1"),
+}
 
 
 class Mapped:

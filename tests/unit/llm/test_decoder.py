@@ -65,6 +65,15 @@ def test_folders(name: str, tmp_path: Path) -> None:
     check(program, tiny.logits(config, weights, TOKENS))
 
 
+def test_a_folder_with_experts_in_blocks(tmp_path: Path) -> None:
+    """As gpt-oss is published: codes of four bits in one tensor, exponents in another."""
+    config = tiny.CONFIGS["gpt_oss"]
+    stored, rounded = tiny.in_blocks(tiny.random_weights(config))
+    program = of_folder(tiny.write_folder(tmp_path, config, stored))
+    assert not program.stats["host_thunks"]
+    check(program, tiny.logits(config, rounded, TOKENS))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_folders_in_half_precision(dtype: type, tmp_path: Path) -> None:
@@ -76,14 +85,16 @@ def test_folders_in_half_precision(dtype: type, tmp_path: Path) -> None:
 
 
 # Gemma 3 has its own pattern of layers and base of local angles, which files do not state; neither do they
-# say that shares are those of all experts.
-GGUF = [name for name in tiny.CONFIGS if name not in ("gemma3", "qwen3moe_mixed")]
+# say that shares are those of all experts, or where gates are clamped.
+GGUF = [name for name in tiny.CONFIGS if name not in ("gemma3", "qwen3moe_mixed", "gpt_oss_clamped")]
 SAMPLE = {("llama", "Q4_0"), ("qwen3", "F32"), ("qwen2", "Q4_1"), ("gpt2", "Q8_0")}
+SAMPLE |= {("gpt_oss", "F32"), ("gpt_oss", "MXFP4")}
 SAMPLE |= {("qwen3moe", "F32"), ("qwen3moe", "Q4_0"), ("qwen3moe", "Q5_1")}
 
 
 def gguf_cases() -> list[object]:
     cases = [(name, kind) for name in GGUF for kind in ("F32", "Q4_0", "Q4_1", "Q5_1", "Q8_0", "BF16")]
+    cases.append(("gpt_oss", "MXFP4"))
     return [
         pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.slow, id="-".join(case))
         for case in cases

@@ -11,6 +11,8 @@ import pytest
 
 from rlx.errors import FormatError
 from rlx.llm.hf import HfFolder, read_safetensors
+from rlx.llm.names import renamed
+from rlx.llm.tensors import Tensors
 
 NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}
 
@@ -90,7 +92,8 @@ BAD = {
     "a list": (with_head([]), "not a valid safetensors file"),
     "deep": (with_head(None)[:0] + (20000).to_bytes(8, "little") + b"[" * 20000, "not a valid safetensors"),
     "no shape": (with_head({"t": {"dtype": "F32"}}), "not a valid safetensors file"),
-    "dtype": (one("I64"), "is of I64; RLX reads F32, F16, BF16"),
+    "dtype": (one("C64"), "is of C64; RLX reads F32, F16, BF16"),
+    "integers": (one("I64"), "does not fit"),
     "negative": (one(shape=(-2,)), "has the shape"),
     "fraction": (one(shape=(2.0,)), "has the shape"),
     "wrong size": (one(shape=(3,)), "does not fit"),
@@ -107,6 +110,23 @@ def test_files_that_lie(what: str, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"bad.safetensors") as raised:
         read_safetensors(tmp_path / "bad.safetensors")
     assert message in str(raised.value)
+
+
+def test_integers_are_no_weights_but_may_be_there(tmp_path: Path) -> None:
+    """Files have tables of positions and the like; only a weight of the model must be numbers."""
+    path = tmp_path / "w.safetensors"
+    names = {"model.rotary.places": (0, 8), "model.norm.weight": (8, 16)}
+    path.write_bytes(
+        with_head({n: {"dtype": "I64", "shape": [1], "data_offsets": at} for n, at in names.items()})
+    )
+    found = read_safetensors(path)
+    assert len(found) == 2
+    with pytest.raises(
+        FormatError, match=r"tensor 'model\.norm\.weight' is of I64; RLX reads F32, F16, BF16"
+    ):
+        renamed(Tensors("w", found))
+    del found["model.norm.weight"]
+    assert not renamed(Tensors("w", found)).entries
 
 
 def test_a_config_that_is_no_object(tmp_path: Path) -> None:
