@@ -178,6 +178,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "serve": _needs_modules("click", "starlette", "uvicorn", "tokenizers", "jinja2", "llguidance"),
     "openai": _needs_modules("openai"),
     "torch": _needs_modules("torch"),
+    "transformers": _needs_modules("torch", "transformers", "safetensors"),
     "models": _models_missing,
     "opencl": _opencl_missing,
     "mpi": _mpi_missing,

@@ -52,6 +52,13 @@ _GPT_OSS = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_SIZES, "model_type": "llama"},
+    "smollm": {
+        **_SIZES,
+        "model_type": "llama",
+        "hidden_size": 96,
+        "num_attention_heads": 6,
+        "tie_word_embeddings": True,
+    },
     "llama3": {
         **_SIZES,
         "model_type": "llama",

@@ -7,53 +7,24 @@ block) is not repeated here: the builder looks for the tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from rlx.errors import FormatError, UnsupportedError
 from rlx.files import Json
 from rlx.llm.gguf import GgufFile
+from rlx.llm.rope import Rope, gguf_rope, hf_rope, hf_values, real_of
 from rlx.records import dataclass
 
-ARCHITECTURES = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "qwen3moe",
-    "gemma2",
-    "gemma3",
-    "phi3",
-    "gpt2",
-    "gpt-oss",
-)
+DECODERS = (
+    "llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2", "gpt-oss",
+)  # fmt: skip
 """As both kinds of files name them; Mistral's GGUF files say llama, and so do SmolLM's."""
+ENCODERS = ("bert", "roberta", "xlm-roberta")
+"""Architectures that turn texts to vectors; GGUF files of all of them say bert."""
 
 _MOST = 1 << 24  # of anything but the context: more is damage
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary positions: pairs of the first `features` of a head turn by position * frequency."""
-
-    base: float
-    features: int
-    interleaved: bool = False
-    factors: tuple[float, ...] = ()
-    """What each frequency is divided by."""
-    magnitude: float = 1.0
-
-    def frequencies(self) -> np.ndarray:
-        """One for each pair, in f64.
-
-        >>> Rope(100.0, 4, factors=(1.0, 2.0)).frequencies().tolist()
-        [1.0, 0.05]
-        """
-        plain: np.ndarray = self.base ** (np.arange(0, self.features, 2) / -self.features)
-        return plain / np.array(self.factors) if self.factors else plain
 
 
 @dataclass(frozen=True)
@@ -96,6 +67,13 @@ class Config:
     """Of what experts multiply: above 0 that is x * sigmoid(gate_slope * x) and y + 1 of clamped x, y."""
     gate_slope: float = 1.0
 
+    first_position: int = 0
+    """Of the table of positions: what is before it is not used."""
+
+    @property
+    def is_encoder(self) -> bool:
+        return self.architecture in ENCODERS
+
     def window_of(self, layer: int) -> int:
         """Tokens that a layer sees; 0 for all."""
         return self.window if not self.windowed or self.windowed[layer] else 0
@@ -105,13 +83,14 @@ class Config:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values for each token, in f32."""
-        return 2 * self.layers * self.kv_heads * self.depth * 4
+        """Bytes of keys and values for each token, in f32; layers of encoders have theirs in turns."""
+        return 2 * (1 if self.is_encoder else self.layers) * self.kv_heads * self.depth * 4
 
 
 def _refuse(path: str, architecture: object) -> UnsupportedError:
     return UnsupportedError(
-        f"{path}: the architecture {architecture!r} is not supported; RLX runs {', '.join(ARCHITECTURES)}"
+        f"{path}: the architecture {architecture!r} is not supported; RLX runs "
+        f"{', '.join((*DECODERS, *ENCODERS))}"
     )
 
 
@@ -153,7 +132,7 @@ def _gemma_scale(config: Config) -> float:
 def from_gguf(file: GgufFile) -> Config:
     """The decoder of a GGUF file."""
     kind = file.get("general.architecture", str)
-    if kind not in ARCHITECTURES:
+    if kind not in (*DECODERS, "bert"):
         raise _refuse(file.path, kind)
 
     def whole(key: str, default: int | None = None) -> int:
@@ -167,8 +146,8 @@ def from_gguf(file: GgufFile) -> Config:
     if not (1 <= layers <= _MOST and 1 <= heads <= _MOST):
         raise FormatError(f"{file.path}: {layers} layers, {heads} heads")
     depth = whole("attention.key_length", width // heads)
-    gpt2 = kind == "gpt2"
-    epsilon = "attention.layer_norm_epsilon" if gpt2 else "attention.layer_norm_rms_epsilon"
+    centred = kind in ("gpt2", "bert")  # its norms
+    epsilon = "attention.layer_norm_epsilon" if centred else "attention.layer_norm_rms_epsilon"
     found = Config(
         architecture=kind,
         layers=layers,
@@ -178,9 +157,9 @@ def from_gguf(file: GgufFile) -> Config:
         depth=depth,
         context=min(whole("context_length"), _gguf_short(file, kind)),
         eps=real(epsilon),
-        rope=None if gpt2 else _gguf_rope(file, kind, depth),
+        rope=None if centred else gguf_rope(file, kind, depth),
         window=whole("attention.sliding_window", 0),
-        activation="gelu_tanh" if gpt2 else "silu",
+        activation={"gpt2": "gelu_tanh", "bert": "gelu"}.get(kind, "silu"),
         experts=whole("expert_count", 0),
         chosen=whole("expert_used_count", 0),
     )
@@ -210,46 +189,6 @@ def _gguf_short(file: GgufFile, kind: str) -> int:
     return file.get(f"{kind}.rope.scaling.original_context_length", int)
 
 
-def _gguf_rope(file: GgufFile, kind: str, depth: int) -> Rope:
-    features = file.get(f"{kind}.rope.dimension_count", int, depth)
-    scaling = file.get(f"{kind}.rope.scaling.type", str, "none")
-    base = file.get(f"{kind}.rope.freq_base", float, 10000.0)
-    factors: tuple[float, ...] = ()
-    if "rope_freqs.weight" in file.tensors:
-        factors = tuple(file.tensors["rope_freqs.weight"].array().astype(float).ravel().tolist())
-    elif "rope_factors_short.weight" in file.tensors:  # see _gguf_short
-        factors = tuple(file.tensors["rope_factors_short.weight"].array().astype(float).ravel().tolist())
-    elif scaling == "linear":
-        factors = (file.get(f"{kind}.rope.scaling.factor", float),) * (features // 2)
-    elif scaling == "yarn":
-        return _gguf_yarn(file, kind, Rope(base, features, kind == "llama"))
-    elif scaling not in ("none", "longrope"):
-        raise UnsupportedError(f"{file.path}: rotary positions scaled by {scaling!r} are not supported")
-    return Rope(
-        base=base,
-        features=features,
-        interleaved=kind == "llama",
-        factors=factors,
-        magnitude=file.get(f"{kind}.rope.scaling.attn_factor", float, 1.0),
-    )
-
-
-def _gguf_yarn(file: GgufFile, kind: str, plain: Rope) -> Rope:
-    def real(key: str, default: float | None = None) -> float:
-        return file.get(f"{kind}.rope.scaling.{key}", float, default)
-
-    factor = real("factor")
-    betas = real("yarn_beta_fast", 32.0), real("yarn_beta_slow", 1.0)
-    usual = _yarn_magnitude(factor)
-    return replace(
-        plain,
-        factors=_yarn_factors(
-            file.path, plain, factor, real("original_context_length"), *betas, kind != "gpt-oss"
-        ),
-        magnitude=usual * real("yarn_attn_factor", real("attn_factor", 1.0)),
-    )
-
-
 # -- config.json
 
 _ACTIVATIONS = {
@@ -260,26 +199,29 @@ _ACTIVATIONS = {
     "gelu": "gelu",
 }
 _GGUF_NAMES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
-_BASES = {"gpt_oss": 150000.0}  # of rotary positions, where a config has none
-_RENAMED = {  # GPT-2's words for the usual ones
-    "num_hidden_layers": "n_layer",
-    "hidden_size": "n_embd",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
-    "rms_norm_eps": "layer_norm_epsilon",
-    "hidden_act": "activation_function",
+_CENTRED = {"rms_norm_eps": "layer_norm_eps"}
+_RENAMED = {  # words of others for the usual ones
+    "gpt2": {
+        "num_hidden_layers": "n_layer",
+        "hidden_size": "n_embd",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+        "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "activation_function",
+    },
+    **dict.fromkeys(ENCODERS, _CENTRED),
 }
 
 
 def from_hf(path: str, given: Json) -> Config:
     """The decoder of a folder with a config.json."""
     kind = _GGUF_NAMES.get(str(given.get("model_type")), given.get("model_type"))
-    if kind not in ARCHITECTURES:
+    if kind not in (*DECODERS, *ENCODERS):
         raise _refuse(path, kind)
     gpt2 = kind == "gpt2"
 
     def get(key: str, check: Callable[[object], bool], default: object = None) -> Any:
-        name = _RENAMED.get(key, key) if gpt2 else key
+        name = _RENAMED.get(kind, {}).get(key, key)
         value = given.get(name)
         value = default if value is None else value
         if not check(value):
@@ -310,10 +252,12 @@ def from_hf(path: str, given: Json) -> Config:
         depth=depth,
         context=_short(given, get("max_position_embeddings", is_size)),
         eps=float(get("rms_norm_eps", is_number)),
-        rope=None if gpt2 else _hf_rope(path, given, depth),
+        rope=None if gpt2 or kind in ENCODERS else hf_rope(path, given, depth),
         activation=_ACTIVATIONS[activation],
         columns_first=gpt2,
     )
+    if kind in ENCODERS:
+        return _checked(path, _hf_encoder(path, found, given))
     if kind == "qwen3moe":
         found = replace(
             found,
@@ -344,15 +288,29 @@ def from_hf(path: str, given: Json) -> Config:
             norm_offset=1.0,
         )
     if kind == "gemma3":
-        local = _hf_rope_values(given, "sliding_attention")
-        base = _real("rope_theta", (local,), _real("rope_local_base_freq", (given,), 10000.0))
+        local = hf_values(given, "sliding_attention")
+        base = real_of("rope_theta", (local,), real_of("rope_local_base_freq", (given,), 10000.0))
         found = replace(found, local_rope=Rope(base, depth))
     return _checked(path, found)
 
 
+def _hf_encoder(path: str, found: Config, given: Json) -> Config:
+    """An encoder. RoBERTa's positions begin after that of padding."""
+    for key, usual in (("position_embedding_type", "absolute"), ("is_decoder", False)):
+        if given.get(key, usual) not in (usual, None):
+            raise UnsupportedError(f"{path}: {key} = {given[key]!r} is not supported; RLX has {usual!r}")
+    first = 0
+    if found.architecture != "bert":
+        padding = given.get("pad_token_id", 1)
+        if type(padding) is not int or not 0 <= padding < found.context - 1:
+            raise FormatError(f"{path}: config.json has pad_token_id = {padding!r}")
+        first = padding + 1
+    return replace(found, context=found.context - first, first_position=first)
+
+
 def _short(given: Json, context: int) -> int:
     """The context that the factors of short texts are for; there are others for longer ones."""
-    if _hf_rope_values(given, "full_attention").get("rope_type") == "longrope" or "rope_scaling" in given:
+    if hf_values(given, "full_attention").get("rope_type") == "longrope" or "rope_scaling" in given:
         return min(context, int(given.get("original_max_position_embeddings") or context))
     return context
 
@@ -371,99 +329,3 @@ def _hf_windowed(path: str, kind: str, given: Json, layers: int) -> tuple[bool, 
         return tuple((i + 1) % every != 0 for i in range(layers))
     first = given.get("max_window_layers", 0) if kind in ("qwen2", "qwen3", "qwen3moe") else 0
     return tuple(i >= first for i in range(layers))
-
-
-def _hf_rope_values(given: Json, layer_type: str) -> Json:
-    """The values for rotary positions, which newer files keep in one place, perhaps by type of layer."""
-    found = given.get("rope_parameters") or given.get("rope_scaling") or {}
-    if not isinstance(found, dict):
-        return {}
-    own = found.get(layer_type)
-    return own if isinstance(own, dict) else {} if "sliding_attention" in found else found
-
-
-def _real(key: str, places: Sequence[Json], default: float) -> float:
-    """A number from the first place that has it."""
-    found = [place[key] for place in places if place.get(key) is not None]
-    return float(found[0]) if found else default
-
-
-def _hf_rope(path: str, given: Json, depth: int) -> Rope:
-    values = _hf_rope_values(given, "full_attention")
-    base = _real("rope_theta", (values, given), _BASES.get(str(given.get("model_type")), 10000.0))
-    features = int(depth * _real("partial_rotary_factor", (values, given), 1.0))
-    plain = Rope(base, features)
-    scaling = values.get("rope_type", values.get("type", "default"))
-    if scaling == "default":
-        return plain
-    if scaling == "linear":
-        return Rope(base, features, factors=(float(values["factor"]),) * (features // 2))
-    if scaling == "llama3":
-        return Rope(base, features, factors=_llama3_factors(plain, values))
-    if scaling == "yarn":
-        return _hf_yarn(path, plain, values, float(given["max_position_embeddings"]))
-    if scaling == "longrope":
-        before = float(given.get("original_max_position_embeddings") or given["max_position_embeddings"])
-        longer = float(given["max_position_embeddings"]) / before
-        usual = math.sqrt(1 + math.log(longer) / math.log(before)) if longer > 1 else 1.0
-        return Rope(
-            base,
-            features,
-            factors=tuple(map(float, values["short_factor"])),
-            magnitude=float(values.get("attention_factor", usual)),
-        )
-    raise UnsupportedError(f"{path}: rotary positions scaled by {scaling!r} are not supported")
-
-
-def _hf_yarn(path: str, plain: Rope, values: Json, context: float) -> Rope:
-    before = _real("original_max_position_embeddings", (values,), context)
-    factor = _real("factor", (values,), context / before)
-    betas = _real("beta_fast", (values,), 32.0), _real("beta_slow", (values,), 1.0)
-    usual = _yarn_magnitude(factor)
-    if values.get("mscale") and values.get("mscale_all_dim"):
-        usual = _yarn_magnitude(factor, float(values["mscale"])) / _yarn_magnitude(
-            factor, float(values["mscale_all_dim"])
-        )
-    return replace(
-        plain,
-        factors=_yarn_factors(path, plain, factor, before, *betas, values.get("truncate", True) is not False),
-        magnitude=_real("attention_factor", (values,), usual),
-    )
-
-
-def _yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
-
-
-def _yarn_factors(
-    path: str, plain: Rope, factor: float, before: float, fast: float, slow: float, whole: bool
-) -> tuple[float, ...]:
-    """Pairs that turn more than `fast` times in the context of `before` stay, those under `slow` times are
-    divided by `factor`, between them it is blended; with `whole` the limits are rounded to whole pairs.
-    """
-    if not (plain.base > 1 and min(factor, before, fast, slow) > 0 and plain.features > 1):
-        raise FormatError(
-            f"{path}: rotary positions scaled by yarn have the factor {factor} for a context of {before}, "
-            f"turns {fast} and {slow}, the base {plain.base}"
-        )
-    low, high = (
-        plain.features * math.log(before / (turns * 2 * math.pi)) / (2 * math.log(plain.base))
-        for turns in (fast, slow)
-    )
-    if whole:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, plain.features - 1)
-    high = high + 0.001 if low == high else high
-    kept = 1 - np.clip((np.arange(plain.features // 2) - low) / (high - low), 0, 1)
-    return tuple((1 / ((1 - kept) / factor + kept)).tolist())
-
-
-def _llama3_factors(plain: Rope, values: Json) -> tuple[float, ...]:
-    """Slow frequencies are divided by `factor`, fast ones stay, those between are blended."""
-    factor, low, high, before = (
-        float(values[name])
-        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    )
-    turns = before * plain.frequencies() / (2 * math.pi)
-    blend = np.clip((turns - low) / (high - low), 0, 1)
-    return tuple((1 / ((1 - blend) / factor + blend)).tolist())

@@ -15,7 +15,7 @@ from rlx.errors import FormatError
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import LazyArray, dtype
 from rlx.ir.graph import Graph, Node
-from rlx.llm.config import Config, Rope
+from rlx.llm.config import Config
 from rlx.llm.operands import (
     Part,
     expert_coding,
@@ -24,6 +24,7 @@ from rlx.llm.operands import (
     plain_part,
     stored_bits,
 )
+from rlx.llm.rope import Rope
 from rlx.llm.tensors import Entry, Tensors
 
 _ACTIVATIONS: dict[str, Callable[[Node], Node]] = {
@@ -56,7 +57,7 @@ def build_paged(
 
     A token's numbers depend on its own sequence alone, bit for bit: not on what else is computed with it.
     """
-    return _PagedDecoder(config, tensors, positions, values, page, most).build()
+    return PagedDecoder(config, tensors, positions, values, page, most).build()
 
 
 class _Decoder:
@@ -351,7 +352,7 @@ class _Decoder:
         return made
 
 
-class _PagedDecoder(_Decoder):
+class PagedDecoder(_Decoder):
     """A decoder for tokens of many sequences, whose keys and values are in pages."""
 
     def __init__(
@@ -389,15 +390,18 @@ class _PagedDecoder(_Decoder):
         made: Node = ops.reshape(ops.cast(self.at, "f32"), (self.new, 1, 1))
         return made
 
+    def written(self, name: str, shape: tuple[str | int, ...], rows: Node, axis: int) -> Node:
+        """A pool of pages with rows of the new tokens in their places."""
+        pool: Node = ops.write_pages(self.graph.state(name, shape, "f32"), rows, self.places, axis=axis)
+        self.graph.set_state(name, pool)
+        return pool
+
     def context(self, q: Node, k: Node, v: Node, i: int) -> Node:
-        config, g = self.config, self.graph
-        pools = []
+        config, pools = self.config, []
         for name, rows, axis in (("k", k, 3), ("v", v, 2)):
             inner = [config.depth, config.depth]
             inner[axis - 2] = self.page
-            pool = g.state(f"{name}{i}", ("pages", config.kv_heads, *inner), "f32")
-            pools.append(ops.write_pages(pool, rows, self.places, axis=axis))
-            g.set_state(f"{name}{i}", pools[-1])
+            pools.append(self.written(f"{name}{i}", ("pages", config.kv_heads, *inner), rows, axis))
         keys, stored_values = pools
         made: Node = ops.paged_attention(
             self.turned(q, config.rope_of(i)),

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cached_property
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -25,15 +25,22 @@ from rlx.llm.batching.pages import PAGE, pages_for
 from rlx.llm.batching.saved import Saved, model_mark, read_saved, write_saved
 from rlx.llm.batching.schedule import Batch, Scheduler
 from rlx.llm.batching.sequence import Answer, Deliver, Embedding, Generation, Request, Run
-from rlx.llm.model import LanguageModel, unit_mean
+from rlx.llm.encoders.texts import no_text
+from rlx.llm.model import LanguageModel
 from rlx.llm.schema import Guide
 from rlx.llm.source import open_source
 from rlx.llm.text import ModelText
+
+if TYPE_CHECKING:
+    from rlx.api.session import Imported
 
 _COUNTS = (
     "requests", "finished", "cancelled", "failed", "steps",
     "prompt_tokens", "completion_tokens", "computed_tokens",
 )  # fmt: skip
+
+
+_NONE = np.empty((0, 0), np.float32)
 
 
 class QueueFull(RlxError):
@@ -75,15 +82,20 @@ class Engine(ModelText):
         super().__init__(source)
         wanted = model.positions if isinstance(model, LanguageModel) and context is None else context
         self.positions = source.positions(wanted)
+        if source.config.is_encoder:
+            prefill_chunk = max(prefill_chunk, self.positions)  # a text is in one step
         self.slots, self.queue, self.prefill_chunk = slots, queue, prefill_chunk
         self.vocabulary_size = source.tensors["token_embd.weight"].shape[0]
         self._page_total = self._page_count(config.parse_bytes(kv_memory, "kv_memory"))
         others, most = [known(other) for other in source.others], prefill_chunk + slots  # tokens of a step
+        kind = "encoder" if source.config.is_encoder else "paged_decoder"
+
+        def graph() -> Imported:
+            build = late.build_encoder if source.config.is_encoder else late.build_paged
+            return build(source.config, source.tensors, self.positions, PAGE, most), others
+
         self.program = stored_program(
-            known(source.path),
-            {**options},
-            {"paged_decoder": self.positions, "page": PAGE, "most": most},
-            lambda: (late.build_paged(source.config, source.tensors, self.positions, PAGE, most), others),
+            known(source.path), {**options}, {kind: self.positions, "page": PAGE, "most": most}, graph
         )
         source.tensors.check()
         self._stream = self.program.stream(sizes={"pages": self._page_total})
@@ -122,6 +134,8 @@ class Engine(ModelText):
         """Start a request. Its pieces are iterated over, or go to `deliver`, which the engine's thread calls,
         with None at the end. Raises QueueFull, or what is wrong with the request.
         """
+        if self.config.is_encoder:
+            raise no_text(self.source.path)
         self._check(request.tokens, self.longest - 1)
         return self._begin(request, deliver)
 
@@ -140,14 +154,14 @@ class Engine(ModelText):
         return generation
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
-        """A text as a vector of length 1: the mean of the features of its tokens."""
+        """A text as a vector; see `LanguageModel.embed`."""
         self._check(tokens, self.longest)
-        run = Embedding(tokens)
+        run = Embedding(tokens, whole=self.config.is_encoder)
         self._enter(run)
         run.ended.wait()
         if run.error is not None:
             raise run.error
-        return unit_mean(np.concatenate(run.features))
+        return self.source.pooling(np.concatenate(run.features))
 
     def save(self, generation: Generation, path: str | os.PathLike[str]) -> None:
         """Write a generation that runs to a file, as it is between two tokens; it goes on. `restore`
@@ -353,12 +367,12 @@ class Engine(ModelText):
         if not batch.parts:
             return
         try:
-            found = self._stream.step(batch.inputs(now.table))
+            found = self._stream.step(batch.inputs(now.table, self.config.is_encoder))
         except Exception as error:
             self._failed(batch, error)
             return
         self._counts["steps"] += 1
-        logits, hidden = found["logits"], found["hidden"]
+        logits, hidden = found.get("logits", _NONE), found["hidden"]  # encoders have no logits
         wanted = pooled = 0
         for run, count in batch.parts:
             end, last = wanted + len(run.wanted(count)), pooled + len(run.pooled(count))

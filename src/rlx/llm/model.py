@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Unpack, cast
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from rlx.errors import ConfigError, InputError
 from rlx.llm import late
 from rlx.llm.batching.pages import PAGE
 from rlx.llm.draft import MOST, CheckedConversation, check_tokenizers, step
+from rlx.llm.encoders.texts import EncodedTexts, tokens_of_a_step
 from rlx.llm.sample import Sampler, Sampling, SamplingOptions, StopWords, log_softmax_at, perplexity_of
 from rlx.llm.schema import Guide
 from rlx.llm.source import AT_ONCE, Source, open_source
@@ -40,7 +41,8 @@ def load(
     notify: Callable[[str], None] | None = None,
     **options: Unpack[LoadOptions],
 ) -> LanguageModel:
-    """A language model from a GGUF file, a folder with config.json and safetensors, or zoo:ID.
+    """A language model from a GGUF file, a folder with config.json and safetensors, or zoo:ID. It may be an
+    encoder, like BERT, which has `embed` and no text.
 
     `context` is how many tokens a conversation may have (by default 4096, or what the model was trained for
     if that is less). `memory_limit`, like "500MiB", is for weights, keys, values and activations together:
@@ -59,6 +61,10 @@ def load(
     source = open_source(path, notify)
     positions = source.positions(context)
     others = [known(other) for other in source.others]
+    if source.config.is_encoder:
+        if draft is not None or memory_limit is not None:
+            raise ConfigError(f"{source.path} is an encoder, which has no draft and no memory_limit")
+        return _load_encoder(source, positions, options)
     if draft is not None:
         if memory_limit is not None:
             raise ConfigError("memory_limit does not go with a draft; leave one of them out")
@@ -73,6 +79,23 @@ def load(
     )
     source.tensors.check()
     return LanguageModel(source, program, positions)
+
+
+def _load_encoder(source: Source, positions: int, options: LoadOptions) -> LanguageModel:
+    """A model that only turns texts to vectors."""
+    most = tokens_of_a_step(positions)
+    program = stored_program(
+        known(source.path),
+        {**options},
+        {"encoder": positions, "page": PAGE, "most": most},
+        lambda: (
+            late.build_encoder(source.config, source.tensors, positions, PAGE, most),
+            [known(other) for other in source.others],
+        ),
+    )
+    source.tensors.check()
+    state = EncodedTexts(program, positions, str(source.path))
+    return LanguageModel(source, program, positions, state)
 
 
 def _load_checked(source: Source, draft: Source, positions: int, options: LoadOptions) -> LanguageModel:
@@ -106,11 +129,12 @@ class LanguageModel(ModelText):
         source: Source,
         program: CompiledProgram,
         positions: int,
-        state: CheckedConversation | None = None,
+        state: CheckedConversation | EncodedTexts | None = None,
     ) -> None:
         super().__init__(source)
         self.program, self.positions = program, positions
-        self.state: Conversation | CheckedConversation = state or Conversation(program, positions)
+        self.state: Conversation | CheckedConversation | EncodedTexts
+        self.state = Conversation(program, positions) if state is None else state
         self.generated = 0
         """Tokens of the last answer."""
 
@@ -201,15 +225,30 @@ class LanguageModel(ModelText):
         """Logits [tokens, vocabulary] of what follows each token of a prompt."""
         return self._all(prompt, "logits")
 
-    def embed(self, prompt: Prompt) -> np.ndarray:
-        """A text as a vector of length 1: the mean of the features of its tokens."""
-        return unit_mean(self._all(prompt, "hidden"))
+    def embed(self, prompt: Prompt | Sequence[str]) -> np.ndarray:
+        """A text as a vector, several as rows of a matrix; a text's bits do not depend on the others.
 
-    def _all(self, prompt: Prompt, output: str) -> np.ndarray:
+        The vector is the mean of the features of its tokens, of length 1, unless the model's folder has
+        another pooling.
+        """
+        many = not isinstance(prompt, str) and any(isinstance(one, str) for one in prompt)
+        texts = [self._fitting(one) for one in cast("Sequence[Prompt]", prompt if many else [prompt])]
+        state = self.state
+        if isinstance(state, EncodedTexts):
+            found = state.features(texts)
+        else:
+            found = (state.every(tokens, "hidden") for tokens in texts)
+        vectors = np.stack([self.source.pooling(features) for features in found])
+        return vectors if many else np.asarray(vectors[0])
+
+    def _fitting(self, prompt: Prompt) -> list[int]:
         tokens = self.tokens(prompt)
         if not 1 <= len(tokens) <= self.positions:
             raise InputError(f"{len(tokens)} tokens; the context has room for 1 to {self.positions}")
-        return self.state.every(tokens, output)
+        return tokens
+
+    def _all(self, prompt: Prompt, output: str) -> np.ndarray:
+        return self.state.every(self._fitting(prompt), output)
 
     def perplexity(self, prompt: Prompt, window: int = 512) -> float:
         """How surprised the model is by a text: exp of the mean of -log p(token | those before it).
@@ -226,16 +265,6 @@ class LanguageModel(ModelText):
                 logits = self.state.every(part, "logits")[:-1]
                 logs.append(log_softmax_at(logits, np.array(part[1:])))
         return perplexity_of(np.concatenate(logs))
-
-
-def unit_mean(features: np.ndarray) -> np.ndarray:
-    """The mean of rows, as a vector of length 1.
-
-    >>> unit_mean(np.array([[3.0, 0.0], [3.0, 8.0]], np.float32)).tolist()
-    [0.6000000238418579, 0.800000011920929]
-    """
-    mean = features.astype(np.float64).mean(axis=0)
-    return np.asarray(mean / max(float(np.linalg.norm(mean)), 1e-12), np.float32)
 
 
 class Conversation:

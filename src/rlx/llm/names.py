@@ -16,6 +16,10 @@ _WHOLE = {
     "wte": "token_embd",
     "wpe": "position_embd",
     "ln_f": "output_norm",
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm",
 }
 _LAYER = {
     "input_layernorm": "attn_norm",
@@ -40,13 +44,23 @@ _LAYER = {
     "attn.c_proj": "attn_output",
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
 }
-_IN_LAYER = re.compile(r"(?:model\.layers|h)\.(\d+)\.(.+)\.(weight|bias)")
+_OLD_KINDS = {"gamma": "weight", "beta": "bias"}
+_OUTER = re.compile(r"(?:transformer\.)?(?:language_model\.)?(?:bert\.|roberta\.)?")
+_IN_LAYER = re.compile(r"(?:model\.layers|encoder\.layer|h)\.(\d+)\.(.+)\.(weight|bias|gamma|beta)")
 _SINKS = re.compile(r"model\.layers\.(\d+)\.self_attn\.sinks")
 _FUSED = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.((?:gate_up|down)_proj(?:_blocks|_scales|_bias)?)")
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
 _ONE_OF = re.compile(r"(.+_exps)\.(\d+)\.(weight|bias)")
-_ELSEWHERE = re.compile(r"(.+)\.(weight|bias)")
+_ELSEWHERE = re.compile(r"(.+)\.(weight|bias|gamma|beta)")
 
 
 def gguf_name(name: str, sandwich: bool) -> str | None:
@@ -61,10 +75,10 @@ def gguf_name(name: str, sandwich: bool) -> str | None:
     >>> gguf_name("model.layers.0.post_attention_layernorm.weight", True)
     'blk.0.post_attention_norm.weight'
     """
-    name = name.removeprefix("transformer.").removeprefix("language_model.")
+    name = _OUTER.sub("", name, count=1)
     inside = _IN_LAYER.fullmatch(name)
     if inside:
-        layer, what, kind = inside.groups()
+        layer, what, kind = inside[1], inside[2], _OLD_KINDS.get(inside[3], inside[3])
         expert = _EXPERT.fullmatch(what)
         if expert:
             return f"blk.{layer}.ffn_{expert[2]}_exps.{int(expert[1])}.{kind}"
@@ -78,7 +92,7 @@ def gguf_name(name: str, sandwich: bool) -> str | None:
         return f"blk.{sinks[1]}.attn_sinks.weight"
     outside = _ELSEWHERE.fullmatch(name)
     if outside and outside[1] in _WHOLE:
-        return f"{_WHOLE[outside[1]]}.{outside[2]}"
+        return f"{_WHOLE[outside[1]]}.{_OLD_KINDS.get(outside[2], outside[2])}"
     return None
 
 

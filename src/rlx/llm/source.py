@@ -12,6 +12,8 @@ from rlx.errors import ConfigError, ModelImportError, UnsupportedError
 from rlx.files import Json, file_boundary, read_plain
 from rlx.llm import config, tokens
 from rlx.llm.config import Config
+from rlx.llm.encoders.pooling import MEAN, Pooling, gguf_pooling, longest_of, pooling_of
+from rlx.llm.encoders.texts import no_text
 from rlx.llm.gguf import GgufFile
 from rlx.llm.hf import HfFolder, read_json
 from rlx.llm.names import renamed
@@ -36,14 +38,17 @@ class Source:
         tokenizer: Callable[[], Tokenizer],
         template: Callable[[], str | None],
         others: tuple[Path, ...] = (),
+        pooling: Pooling = MEAN,
+        usual: int | None = None,
     ) -> None:
         self.path, self.config, self.tensors, self.others = path, config, tensors, others
+        self.pooling, self.usual = pooling, _POSITIONS if usual is None else usual
         self._tokenizer, self._template = tokenizer, template
 
     def positions(self, context: int | None) -> int:
         """How many tokens caches hold if a user wants this `context`."""
         most = self.config.context
-        positions = min(most, _POSITIONS) if context is None else context
+        positions = min(most, self.usual) if context is None else context
         if not 1 <= positions <= most:
             raise ConfigError(f"context is {positions}; {self.path} takes between 1 and {most} tokens")
         return positions
@@ -54,6 +59,8 @@ class Source:
 
     @cached_property
     def template(self) -> Template:
+        if self.config.is_encoder:
+            raise no_text(self.path)
         text = self._template()
         if text is None:
             raise UnsupportedError(
@@ -69,6 +76,8 @@ def open_source(path: str | os.PathLike[str], notify: Callable[[str], None] | No
         return open_source(zoo.fetch(name.removeprefix(_ZOO), notify=notify))
     if os.path.isdir(name):
         return _of_folder(Path(name))
+    if name.endswith(".safetensors") and os.path.exists(os.path.join(os.path.dirname(name), "config.json")):
+        return _of_folder(Path(name).parent)
     with file_boundary(name, "model"), open(name, "rb") as file:
         start = file.read(4)
     if start != b"GGUF":
@@ -76,12 +85,14 @@ def open_source(path: str | os.PathLike[str], notify: Callable[[str], None] | No
             f"{name} is not a language model: give a GGUF file, or a folder with config.json and safetensors"
         )
     opened = GgufFile(name)
+    found = config.from_gguf(opened)
     return Source(
         Path(name),
-        config.from_gguf(opened),
+        found,
         opened.tensors,
-        lambda: tokens.from_gguf(opened),
+        lambda: tokens.from_gguf(opened, encloses=found.is_encoder),
         lambda: opened.get("tokenizer.chat_template", str, "") or None,
+        pooling=gguf_pooling(opened, found.architecture),
     )
 
 
@@ -102,18 +113,20 @@ def _of_folder(folder: Path) -> Source:
     opened = HfFolder(folder)
     settings, about_model = folder / "tokenizer_config.json", folder / "config.json"
     with file_boundary(about_model, "model config"):
-        decoder = config.from_hf(str(folder), opened.config)
+        found = config.from_hf(str(folder), opened.config)
 
     def about() -> Json:
         return read_json(settings) if settings.exists() else {}
 
     return Source(
         about_model,
-        decoder,
+        found,
         renamed(opened.tensors),
-        lambda: tokens.from_json(folder / "tokenizer.json", about()),
+        lambda: tokens.from_json(folder / "tokenizer.json", about(), encloses=found.is_encoder),
         lambda: _folder_template(folder, about()),
         opened.files,
+        pooling_of(folder),
+        longest_of(folder) if found.is_encoder else None,
     )
 
 

@@ -11,6 +11,7 @@ import heapq
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -85,6 +86,8 @@ class Tokenizer:
     users: Mapping[str, int]
     rules: LevelRules | None = None
     """Of a byte-level tokenizer in a GGUF file."""
+    after: tuple[int, ...] = ()
+    """Tokens that every text of an encoder ends with."""
 
     def encode(self, text: str, *, begin: bool = True, control: bool = False) -> list[int]:
         """Tokens of a text; with `control`, control tokens in it are found, as templates need it."""
@@ -97,7 +100,7 @@ class Tokenizer:
                 found += self.plain(part)
         if control and self.begin is not None and found[:2] == [self.begin] * 2:
             del found[0]  # the template has written it, too
-        return found
+        return [*found, *self.after] if begin else found
 
     def _cut(self, control: bool) -> re.Pattern[str]:
         names = [*self.users, *(self.specials if control else ())]
@@ -280,8 +283,8 @@ class Likeliest(Pieces):
 # -- from files
 
 
-def from_gguf(file: GgufFile) -> Tokenizer:
-    """The tokenizer in the metadata of a GGUF file."""
+def from_gguf(file: GgufFile, encloses: bool = False) -> Tokenizer:
+    """The tokenizer in the metadata of a GGUF file; `encloses` is as in `from_json`."""
     kind = file.get("tokenizer.ggml.model", str)
     tokens = file.get("tokenizer.ggml.tokens", list)
     kinds = _array(file, "token_type", len(tokens), NORMAL).astype(int).tolist()
@@ -305,13 +308,39 @@ def from_gguf(file: GgufFile) -> Tokenizer:
             lead = file.get("tokenizer.ggml.add_space_prefix", bool, True)
             pieces = Merging if kind == "llama" else Likeliest
             plain, piece = _normalised(file, pieces(tokens, scores, kinds, lead)), sentence_piece
+        elif kind == "bert":
+            plain, piece = _word_pieces(tokens), sentence_piece
         else:
             raise UnsupportedError(
-                f"{file.path}: the tokenizer {kind!r} is not supported; RLX reads gpt2, llama and t5"
+                f"{file.path}: the tokenizer {kind!r} is not supported; RLX reads gpt2, llama, t5 and bert"
             )
     adds = file.get("tokenizer.ggml.add_bos_token", bool, kind == "llama")
     ends = {end for end in map(token, ("eos", "eot", "eom")) if end is not None}
-    return _tokenizer(tokens, kinds, plain, piece, token("bos") if adds else None, ends, rules)
+    made = _tokenizer(tokens, kinds, plain, piece, token("bos") if adds else None, ends, rules)
+    if not encloses:
+        return made
+    begin, after = (
+        next((found for found in map(token, names) if found is not None), None)
+        for names in (("cls", "bos"), ("seperator", "eos"))  # the key is written so
+    )
+    return replace(made, begin=begin, after=() if after is None else (after,))
+
+
+def _word_pieces(tokens: Sequence[str]) -> Encode:
+    """BERT's tokenizer: words in lower case, cut into the longest pieces that are tokens.
+
+    Files mark what begins a word; the package marks what continues one.
+    """
+    vocabulary: dict[str, int] = {}
+    for i, token in enumerate(tokens):
+        special = token.startswith("[") and token.endswith("]")
+        inside = token if special else token[1:] if token.startswith(_SPACE) else f"##{token}"
+        vocabulary.setdefault(inside, i)
+    package = _tokenizers()
+    model = package.Tokenizer(package.models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    model.normalizer = package.normalizers.BertNormalizer(lowercase=True)
+    model.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
+    return _ids(model.encode)
 
 
 def _tokenizer(
@@ -387,8 +416,11 @@ def _normalised(file: GgufFile, plain: Encode) -> Encode:
     return lambda text: plain(normalise(text))
 
 
-def from_json(path: Path, config: Json) -> Tokenizer:
-    """The tokenizer of a tokenizer.json; `config` is that of tokenizer_config.json."""
+def from_json(path: Path, config: Json, encloses: bool = False) -> Tokenizer:
+    """The tokenizer of a tokenizer.json; `config` is that of tokenizer_config.json. No text is cut or padded.
+
+    With `encloses`, as for an encoder, texts begin and end with the tokens that the file adds.
+    """
     package = _tokenizers()
     with file_boundary(path, "tokenizer"):
         text = read_plain(path)
@@ -403,6 +435,9 @@ def from_json(path: Path, config: Json) -> Tokenizer:
         for added in about.get("added_tokens") or ():
             kinds[added["id"]] = CONTROL if added.get("special") else USER
         level = "ByteLevel" in json.dumps(about.get("decoder"))
+        model.no_truncation()
+        model.no_padding()
+        around: list[int] = model.encode("").ids if encloses else []
     model.encode_special_tokens = True
     piece = level_piece if level else sentence_piece
 
@@ -413,4 +448,5 @@ def from_json(path: Path, config: Json) -> Tokenizer:
     begins = config.get("add_bos_token", not level)
     end = named("eos_token")
     begin = named("bos_token") if begins else None
-    return _tokenizer(tokens, kinds, _ids(model.encode), piece, begin, set() if end is None else {end})
+    made = _tokenizer(tokens, kinds, _ids(model.encode), piece, begin, set() if end is None else {end})
+    return replace(made, begin=next(iter(around), None), after=tuple(around[1:])) if encloses else made

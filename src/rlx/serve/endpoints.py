@@ -51,6 +51,7 @@ class Endpoints:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def chat(self, http: HttpRequest) -> Response:
+        self._check_writes()
         deadline = self._deadline()
         found = read_chat(await read_json(http, deadline), self.served)
         texts = [str(message["content"]) for message in found.messages]
@@ -62,12 +63,21 @@ class Endpoints:
         return await self._generate(http, deadline, found.asked, answer, prompt)
 
     async def completion(self, http: HttpRequest) -> Response:
+        self._check_writes()
         deadline = self._deadline()
         found = read_completion(await read_json(http, deadline), self.served)
         answer = TextAnswer(self.served.name, self.engine.tokenizer, found.asked.logprobs is not None)
         return await self._generate(
             http, deadline, found.asked, answer, lambda: self._input("prompt", found.prompt)
         )
+
+    def _check_writes(self) -> None:
+        """Refuse what an encoder cannot do, before anything is read."""
+        if self.engine.config.is_encoder:
+            text = (
+                f"the model {self.served.name!r} is an encoder: it serves /v1/embeddings and writes no text"
+            )
+            raise Refusal(400, text, param="model", code="model_not_supported")
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._timeout
@@ -122,7 +132,7 @@ class Endpoints:
             raise _too_long(param, f"{characters} characters", most)
         with _clients_mistake(param):
             tokens = encode()
-        if len(tokens) >= most:
+        if len(tokens) > most - (param != "input"):  # an answer needs one of them
             raise _too_long(param, f"{len(tokens)} tokens", most)
         if not tokens:
             raise Refusal(400, f"{param}: the prompt has no tokens; give a text", param=param)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_encoders
+from served import serving_model
 
 from rlx.errors import ConfigError, FormatError
 from rlx.serve.keys import read_keys
@@ -56,6 +58,26 @@ def test_embeddings(client: Any) -> None:
         (data,) = client.post("/v1/embeddings", {"input": given, "encoding_format": "base64"}).json["data"]
         packed = np.frombuffer(base64.b64decode(data["embedding"]), "<f4")
         np.testing.assert_array_equal(packed, np.array(found["data"][0]["embedding"], np.float32))
+
+
+def test_embeddings_of_an_encoder(tmp_path: Path) -> None:
+    """One text alone, many at once: the same bits. Text is refused."""
+    config = tiny_encoders.CONFIGS["bert"]
+    folder = tiny_encoders.write_folder(tmp_path, config, tiny_encoders.random_weights(config))
+    texts = ["hello world", "", "the a b c", "d e f " * 30]
+    with serving_model(folder)() as client:
+        want = client.model.embed(texts)
+        found = client.post("/v1/embeddings", {"input": texts, "encoding_format": "base64"}).json
+        for data, vector in zip(found["data"], want, strict=True):
+            assert base64.b64decode(data["embedding"]) == vector.astype("<f4").tobytes()
+        assert found["usage"]["prompt_tokens"] == sum(len(client.model.tokens(text)) for text in texts)
+        whole = client.post("/v1/embeddings", {"input": [[5] * 150]})
+        assert whole.status == 200
+        error = client.post("/v1/embeddings", {"input": [[5] * 151]}).error
+        assert error["code"] == "context_length_exceeded"
+        for answer in (client.chat("hello"), client.post("/v1/completions", {"prompt": "hello"})):
+            assert answer.status == 400 and answer.error["code"] == "model_not_supported"
+            assert "is an encoder: it serves /v1/embeddings" in answer.error["message"]
 
 
 def test_models_and_health(client: Any) -> None:

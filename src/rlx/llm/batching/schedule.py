@@ -17,8 +17,8 @@ class Batch:
 
     parts: tuple[tuple[Run, int], ...]
 
-    def inputs(self, table: np.ndarray) -> dict[str, object]:
-        """What the program takes."""
+    def inputs(self, table: np.ndarray, encoder: bool = False) -> dict[str, object]:
+        """What the program takes; that of an encoder has no tokens `wanted`, but lengths of texts."""
         tokens: list[int] = []
         at: list[int] = []
         slots: list[int] = []
@@ -37,6 +37,10 @@ class Batch:
         pages = table[arrays["slots"], arrays["at"] // PAGE]
         places = pages * PAGE + arrays["at"] % PAGE
         sizes = {"new": len(tokens), "answers": len(wanted), "features": len(pooled)}
+        if encoder:
+            del sizes["answers"], arrays["wanted"]
+            counts = [count for _, count in self.parts]
+            arrays["lengths"] = np.repeat(counts, counts)
         return {**sizes, **arrays, "places": places, "table": table}
 
 
@@ -111,7 +115,7 @@ class Scheduler:
         room = max(self.chunk - len(generating), 1)
         for run in (*generating, *reading):
             count = run.left if run.left == 1 else min(run.left, room)
-            if run.slot < 0 or count == 0:
+            if run.slot < 0 or count == 0 or (run.whole and count < run.left):
                 continue
             if self._make_room(run, count, chosen):
                 chosen[run] = count

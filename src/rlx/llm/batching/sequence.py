@@ -130,6 +130,7 @@ class Run:
         self.saved: Saved | None = None  # pages that were computed elsewhere
 
     uses_prefixes = True
+    whole = False  # its tokens are computed in one step
 
     @property
     def left(self) -> int:
@@ -178,8 +179,9 @@ class Embedding(Run):
 
     uses_prefixes = False
 
-    def __init__(self, tokens: Sequence[int]) -> None:
+    def __init__(self, tokens: Sequence[int], whole: bool = False) -> None:
         super().__init__(tokens)
+        self.whole = whole
         self.features: list[np.ndarray] = []
         self.error: BaseException | None = None
         self.ended = threading.Event()

@@ -1,0 +1,1 @@
+"""Encoders: texts to vectors. Models like BERT, whose tokens see all of their text."""
