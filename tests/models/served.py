@@ -115,10 +115,15 @@ def serving_model(folder: Path) -> Callable[..., Any]:
 
     @contextmanager
     def start(
-        key: str | None = None, slots: int = 4, queue: int = 64, name: str = NAME, **options: Any
+        key: str | None = None,
+        slots: int = 4,
+        queue: int = 64,
+        name: str = NAME,
+        draft: Any = None,
+        **options: Any,
     ) -> Iterator[Client]:
         keys = rlx.serve.Keys([] if key is None else [key])
-        engine = rlx.llm.Engine(model, slots=slots, queue=queue)
+        engine = rlx.llm.Engine(model, draft=draft, slots=slots, queue=queue)
         server = rlx.serve.Server(engine, port=0, name=name, keys=keys, **options)
         thread = threading.Thread(target=server.run, name="server")
         thread.start()

@@ -44,9 +44,7 @@ def sampling_options(command: Command) -> Command:
 @click.command()
 @click.argument("prompt", nargs=-1)
 @click.option("--model", "-m", default="zoo:smollm2", show_default=True, help="GGUF file, folder, or zoo:ID.")
-@click.option(
-    "--draft", default=None, help="Small model with the same tokenizer that proposes tokens [none]."
-)
+@click.option("--draft", default=None, help="Small model that proposes tokens, or lookup [none].")
 @click.option("--system", "-s", default=None, help="What the model is to be, as a system prompt.")
 @sampling_options
 @click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated.")

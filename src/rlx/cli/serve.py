@@ -25,6 +25,7 @@ from rlx.serve.server import Server
 @click.option(
     "--api-key-file", metavar="FILE", default=None, help="File with the API keys, one on each line [none]."
 )
+@click.option("--draft", default=None, help="Small model that proposes tokens, or lookup [none].")
 @click.option("--model-name", default=None, help="What clients call the model [its file's name].")
 @click.option(
     "--slots", type=click.IntRange(min=1), default=16, show_default=True, help="Answers generated at once."
@@ -53,6 +54,7 @@ def serve(
     host: str,
     port: int,
     api_key_file: str | None,
+    draft: str | None,
     model_name: str | None,
     slots: int,
     queue: int,
@@ -76,7 +78,14 @@ def serve(
     keys = Keys([]) if api_key_file is None else read_keys(api_key_file)
     with progress(f"loading {model}") as say:
         engine = Engine(
-            model, slots=slots, queue=queue, kv_memory=kv_memory, context=context, notify=say, threads=threads
+            model,
+            draft=draft,
+            slots=slots,
+            queue=queue,
+            kv_memory=kv_memory,
+            context=context,
+            notify=say,
+            threads=threads,
         )
     with engine:
         server = Server(

@@ -24,8 +24,40 @@ PROPOSED = 4
 MOST = AT_ONCE + PROPOSED  # tokens of a step
 
 
+LOOKUP = "lookup"
+"""The name of the draft that needs no model."""
+_LONGEST, _SHORTEST = 4, 2  # tokens that a text must have in common with what came before
+
+
 class Draft(Protocol):
     """What proposes tokens."""
+
+    def propose(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Up to so many tokens that may follow."""
+
+
+class Lookup:
+    """Proposes what followed when the newest tokens were there before: texts often repeat themselves.
+
+    >>> Lookup().propose([1, 2, 3, 4, 9, 2, 3], 2)
+    [4, 9]
+    """
+
+    def propose(self, tokens: Sequence[int], count: int) -> list[int]:
+        text = np.array(tokens, np.int32)
+        for length in range(min(_LONGEST, len(text) - 1), _SHORTEST - 1, -1):
+            data, newest = text[:-1].tobytes(), text[-length:].tobytes()
+            at = data.rfind(newest)
+            while at >= 0 and at % text.itemsize:  # bytes of two tokens
+                at = data.rfind(newest, 0, at + len(newest) - 1)
+            if at >= 0:
+                first = at // text.itemsize + length
+                return text[first : first + count].tolist()
+        return []
+
+
+class Conversing(Protocol):
+    """A model with the text that it has read so far."""
 
     positions: int
 
@@ -33,8 +65,23 @@ class Draft(Protocol):
         """Logits of what follows the last token."""
 
 
+class Likeliest:
+    """Proposes the tokens that a small model takes for likeliest."""
+
+    def __init__(self, model: Conversing, vocabulary: int) -> None:
+        self.model, self.vocabulary = model, vocabulary
+
+    def propose(self, tokens: Sequence[int], count: int) -> list[int]:
+        found = list(tokens)
+        for _ in range(min(count, self.model.positions - len(tokens))):
+            found.append(int(np.argmax(self.model.logits(found)[: self.vocabulary])))
+        return found[len(tokens) :]
+
+
 def check_tokenizers(source: Source, draft: Source) -> None:
     """Refuse a draft whose tokens are not those of the model."""
+    if draft.config.is_encoder:
+        raise ConfigError(f"the draft {draft.path} is an encoder, which writes no text")
     own, other = source.tokenizer, draft.tokenizer
     if list(own.tokens) != list(other.tokens) or own.ends != other.ends:
         raise ConfigError(
@@ -67,9 +114,9 @@ class CheckedConversation:
     the draft proposes behind it, and are kept until they are asked for.
     """
 
-    def __init__(self, program: CompiledProgram, positions: int, vocabulary: int, draft: Draft) -> None:
+    def __init__(self, program: CompiledProgram, positions: int, draft: Draft) -> None:
         self.stream = program.stream(sizes={"pages": pages_for(positions)})
-        self.positions, self.vocabulary, self.draft = positions, vocabulary, draft
+        self.positions, self.draft = positions, draft
         self.table = np.arange(pages_for(positions), dtype=np.int64)[None]
         self.tokens: list[int] = []  # whose keys and values are there, proposals, too
         self.known: dict[int, np.ndarray] = {}  # number of tokens -> logits of what follows
@@ -86,7 +133,7 @@ class CheckedConversation:
         if same == count and count in self.known:
             self.accepted += 1
             return self.known[count]
-        guessed = self._proposals(tokens)
+        guessed = self.draft.propose(tokens, min(PROPOSED, self.positions - count))
         self.proposed += len(guessed)
         rows = self._run([*tokens, *guessed], min(same, count - 1), count - 1, "logits")
         self.known = dict(enumerate(rows, count))
@@ -96,13 +143,6 @@ class CheckedConversation:
         """An output for all tokens."""
         self.known = {}
         return self._run(list(tokens), 0, 0, output)
-
-    def _proposals(self, tokens: Sequence[int]) -> list[int]:
-        """Tokens that the draft takes for likeliest, as many as there is room for."""
-        found = list(tokens)
-        for _ in range(min(PROPOSED, self.positions - len(tokens), self.draft.positions - len(tokens))):
-            found.append(int(np.argmax(self.draft.logits(found)[: self.vocabulary])))
-        return found[len(tokens) :]
 
     def _run(self, tokens: list[int], past: int, first: int, output: str) -> np.ndarray:
         """An output for the tokens from `first` on; those before `past` are computed already."""

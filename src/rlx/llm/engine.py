@@ -21,22 +21,25 @@ from rlx.api.options import LoadOptions
 from rlx.api.session import known, stored_program
 from rlx.errors import BudgetError, ConfigError, InputError, RlxError
 from rlx.llm import late
+from rlx.llm.batching.drafts import MOST_PROPOSED, Drafts, LookupDrafts, ModelDrafts, propose
 from rlx.llm.batching.pages import PAGE, pages_for
 from rlx.llm.batching.saved import Saved, model_mark, read_saved, write_saved
 from rlx.llm.batching.schedule import Batch, Scheduler
 from rlx.llm.batching.sequence import Answer, Deliver, Embedding, Generation, Request, Run
+from rlx.llm.draft import LOOKUP, check_tokenizers
 from rlx.llm.encoders.texts import no_text
 from rlx.llm.model import LanguageModel
 from rlx.llm.schema import Guide
-from rlx.llm.source import open_source
+from rlx.llm.source import Source, open_source
 from rlx.llm.text import ModelText
 
 if TYPE_CHECKING:
     from rlx.api.session import Imported
+    from rlx.runtime.program import CompiledProgram
 
 _COUNTS = (
     "requests", "finished", "cancelled", "failed", "steps",
-    "prompt_tokens", "completion_tokens", "computed_tokens",
+    "prompt_tokens", "completion_tokens", "computed_tokens", "draft_proposed", "draft_accepted",
 )  # fmt: skip
 
 
@@ -52,7 +55,8 @@ class Engine(ModelText):
 
     `model` is what `rlx.llm.load` takes, or a model that it loaded. `slots` requests run at the same time,
     `queue` more may wait. Keys and values take `kv_memory` bytes, but never more than all slots can use. A
-    step computes at most `prefill_chunk` tokens of prompts. `context` and `options` are as in `rlx.llm.load`.
+    step computes at most `prefill_chunk` tokens of prompts. `draft`, `context` and `options` are as in
+    `rlx.llm.load`; a draft model's keys and values are part of `kv_memory`.
 
     >>> import rlx
     >>> engine = Engine("zoo:smollm2")  # doctest: +SKIP
@@ -65,6 +69,7 @@ class Engine(ModelText):
         self,
         model: LanguageModel | str | os.PathLike[str],
         *,
+        draft: str | os.PathLike[str] | None = None,
         slots: int = 16,
         kv_memory: int | str = "1GiB",
         queue: int = 64,
@@ -86,19 +91,25 @@ class Engine(ModelText):
             prefill_chunk = max(prefill_chunk, self.positions)  # a text is in one step
         self.slots, self.queue, self.prefill_chunk = slots, queue, prefill_chunk
         self.vocabulary_size = source.tensors["token_embd.weight"].shape[0]
-        self._page_total = self._page_count(config.parse_bytes(kv_memory, "kv_memory"))
-        others, most = [known(other) for other in source.others], prefill_chunk + slots  # tokens of a step
-        kind = "encoder" if source.config.is_encoder else "paged_decoder"
-
-        def graph() -> Imported:
-            build = late.build_encoder if source.config.is_encoder else late.build_paged
-            return build(source.config, source.tensors, self.positions, PAGE, most), others
-
-        self.program = stored_program(
-            known(source.path), {**options}, {kind: self.positions, "page": PAGE, "most": most}, graph
-        )
-        source.tensors.check()
+        if draft is not None and source.config.is_encoder:
+            raise ConfigError(f"{source.path} is an encoder, which has no draft")
+        other = None if draft is None or draft == LOOKUP else self._draft_source(draft, notify)
+        each = source.config.kv_bytes + (0 if other is None else other.config.kv_bytes)
+        self._page_total = self._page_count(config.parse_bytes(kv_memory, "kv_memory"), PAGE * each)
+        most = prefill_chunk + slots + (0 if draft is None else MOST_PROPOSED)  # tokens of a step
+        self.program = self._program(source, self.positions, most, options)
         self._stream = self.program.stream(sizes={"pages": self._page_total})
+        self._drafts: Drafts | None = None if draft is None else LookupDrafts()
+        if other is not None:
+            positions = min(self.positions, other.config.context)
+            table = other.tensors["token_embd.weight"].shape[0]
+            self._drafts = ModelDrafts(
+                self._program(other, positions, most, options),
+                self._page_total,
+                positions,
+                most,
+                min(table, self.vocabulary_size),
+            )
         self._scheduler = Scheduler(self._page_total, slots, self.positions, prefill_chunk)
         self._new: deque[Run] = deque()
         self._commands: deque[Callable[[], None]] = deque()
@@ -114,8 +125,27 @@ class Engine(ModelText):
         name, pages = self.source.path.name, self._page_total
         return f"<engine of {name}: {c.architecture}, {self.slots} slots, {pages} pages>"
 
-    def _page_count(self, memory: int) -> int:
-        each = PAGE * self.config.kv_bytes
+    def _draft_source(self, draft: str | os.PathLike[str], notify: Callable[[str], None] | None) -> Source:
+        found = open_source(draft, notify)
+        check_tokenizers(self.source, found)
+        return found
+
+    @staticmethod
+    def _program(source: Source, positions: int, most: int, options: LoadOptions) -> CompiledProgram:
+        """The program for steps of at most `most` tokens."""
+        kind = "encoder" if source.config.is_encoder else "paged_decoder"
+
+        def graph() -> Imported:
+            build = late.build_encoder if source.config.is_encoder else late.build_paged
+            made = build(source.config, source.tensors, positions, PAGE, most)
+            return made, [known(other) for other in source.others]
+
+        key = {kind: positions, "page": PAGE, "most": most}
+        program = stored_program(known(source.path), {**options}, key, graph)
+        source.tensors.check()
+        return program
+
+    def _page_count(self, memory: int, each: int) -> int:
         count = min(memory // each, self.slots * pages_for(self.positions))
         if count < 1:
             raise BudgetError(
@@ -363,6 +393,8 @@ class Engine(ModelText):
     def _step(self) -> None:
         """Compute tokens, and let their runs take what they wanted."""
         now = self._scheduler
+        if self._drafts is not None:
+            self._counts["draft_proposed"] += propose(self._drafts, now, self.longest)
         batch = now.batch()
         if not batch.parts:
             return
@@ -377,7 +409,7 @@ class Engine(ModelText):
         for run, count in batch.parts:
             end, last = wanted + len(run.wanted(count)), pooled + len(run.pooled(count))
             own, wanted, features, pooled = logits[wanted:end], end, hidden[pooled:last], last
-            now.advance(run, count)
+            now.advance(run, count - len(run.proposals))
             self._counts["computed_tokens"] += count
             self._let_take(run, own, features)
 
@@ -388,6 +420,10 @@ class Engine(ModelText):
         except Exception as e:  # of this run alone: its schema, its receiver
             reason, error = "error", e
         self._counts["completion_tokens"] += run.made - before
+        if run.proposals:
+            self._counts["draft_accepted"] += run.accepted
+            if reason is None:
+                self._scheduler.checked(run, run.accepted)
         if reason is not None:
             self._end(run, reason, error)
 

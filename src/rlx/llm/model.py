@@ -13,7 +13,7 @@ from rlx.api.session import known, stored_program
 from rlx.errors import ConfigError, InputError
 from rlx.llm import late
 from rlx.llm.batching.pages import PAGE
-from rlx.llm.draft import MOST, CheckedConversation, check_tokenizers, step
+from rlx.llm.draft import LOOKUP, MOST, CheckedConversation, Draft, Likeliest, Lookup, check_tokenizers, step
 from rlx.llm.encoders.texts import EncodedTexts, tokens_of_a_step
 from rlx.llm.sample import Sampler, Sampling, SamplingOptions, StopWords, log_softmax_at, perplexity_of
 from rlx.llm.schema import Guide
@@ -51,7 +51,8 @@ def load(
     The compiled program is kept in the cache: loading it again takes a moment.
 
     `draft` is a smaller model with the same tokenizer: it proposes tokens, which the model checks several at
-    a time. Tokens and bits are those of `rlx.llm.Engine`, whatever it proposes; `model.drafted` counts.
+    a time. "lookup" needs no model: it proposes what followed the same tokens earlier in the text. Tokens and
+    bits are those of `rlx.llm.Engine`, whatever is proposed; `model.drafted` counts.
 
     >>> import rlx
     >>> model = rlx.llm.load("zoo:smollm2")  # doctest: +SKIP
@@ -68,7 +69,7 @@ def load(
     if draft is not None:
         if memory_limit is not None:
             raise ConfigError("memory_limit does not go with a draft; leave one of them out")
-        return _load_checked(source, open_source(draft, notify), positions, options)
+        return _load_checked(source, draft, positions, notify, options)
     if memory_limit is not None:
         options["weight_budget"] = late.weight_budget(source, positions, memory_limit)
     program = stored_program(
@@ -98,14 +99,21 @@ def _load_encoder(source: Source, positions: int, options: LoadOptions) -> Langu
     return LanguageModel(source, program, positions, state)
 
 
-def _load_checked(source: Source, draft: Source, positions: int, options: LoadOptions) -> LanguageModel:
+def _load_checked(
+    source: Source,
+    draft: str | os.PathLike[str],
+    positions: int,
+    notify: Callable[[str], None] | None,
+    options: LoadOptions,
+) -> LanguageModel:
     """A model that checks what a draft proposes."""
-    check_tokenizers(source, draft)
-    proposes = load(
-        draft.path if draft.path.suffix == ".gguf" else draft.path.parent,
-        context=min(positions, draft.config.context),
-        **options,
-    )
+    proposes: Draft = Lookup()
+    if draft != LOOKUP:
+        other = open_source(draft, notify)
+        check_tokenizers(source, other)
+        small = load(draft, context=min(positions, other.config.context), **options)
+        vocabulary = source.tensors["token_embd.weight"].shape[0]
+        proposes = Likeliest(small.state, vocabulary)
     program = stored_program(
         known(source.path),
         {**options},
@@ -116,8 +124,7 @@ def _load_checked(source: Source, draft: Source, positions: int, options: LoadOp
         ),
     )
     source.tensors.check()
-    vocabulary = source.tensors["token_embd.weight"].shape[0]
-    state = CheckedConversation(program, positions, vocabulary, proposes.state)
+    state = CheckedConversation(program, positions, proposes)
     return LanguageModel(source, program, positions, state)
 
 

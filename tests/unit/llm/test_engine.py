@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_decoders as tiny
+from served import held
 from tiny_chat import write_chat_model
 
 import rlx
@@ -186,9 +187,16 @@ def test_a_generation_continues_from_a_file_with_the_same_bits(
 def test_bad_files_of_generations(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "saved"
     with Engine(folder, threads=1) as engine:
-        running = engine.submit(Request((5,) * 70, None, Sampling(temperature=30.0)))
-        next(iter(running))
-        engine.save(running, file)
+        made: list[Piece | None] = []
+
+        def keep(piece: Piece | None) -> None:  # in the engine's thread: the generation cannot end meanwhile
+            made.append(piece)
+            if len(made) == 1:
+                engine.save(running, file)
+
+        with held(engine):
+            running = engine.submit(Request((5,) * 70, None, Sampling(temperature=30.0)), keep)
+        running.wait()
         good = file.read_bytes()
         rng = np.random.default_rng(0)
         mutants = [good[:-4], good + b"x", good[:50], b"", good.replace(b'"computed": ', b'"computed": 9')]

@@ -89,6 +89,23 @@ def test_models_and_health(client: Any) -> None:
     assert head.status == 200 and head.body == b""
 
 
+@pytest.mark.parametrize("kind", ["itself", "lookup"])
+def test_drafts(kind: str, serving: Any, client: Any, folder: Path) -> None:
+    """The same answers, and counters of what was proposed and taken."""
+    how: dict[str, Any] = {"max_tokens": 60, "temperature": 0.5, "seed": 3}
+    for text, fields in (("Hi hi hi hi hi", {}), ("Hello", how)):
+        want = client.chat(text, **fields).text
+        with serving(draft=folder if kind == "itself" else kind) as drafting:
+            assert drafting.chat(text, **fields).text == want
+            shown = drafting.get("/metrics").body.decode()
+            found = {
+                name: int(re.search(rf"^rlx_engine_draft_{name} (\d+)$", shown, re.MULTILINE)[1])
+                for name in ("proposed", "accepted")
+            }
+            assert found["proposed"] >= found["accepted"] >= 0
+            assert found["proposed"] > 0 or kind == "lookup"
+
+
 def test_metrics(serving: Any) -> None:
     with serving() as client:
         client.chat("Hello", max_tokens=7)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
 from rlx.llm.batching.pages import PAGE, Pool, Prefix, PrefixTree, pages_for
 from rlx.llm.batching.sequence import Run
 from rlx.records import dataclass
+
+Part = tuple[Run, int, int, Sequence[int], Sequence[int]]
+"""A run, its first token of a step, the one after the last, and which of these are wanted, and pooled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,28 +23,41 @@ class Batch:
 
     def inputs(self, table: np.ndarray, encoder: bool = False) -> dict[str, object]:
         """What the program takes; that of an encoder has no tokens `wanted`, but lengths of texts."""
+        arrays = self.arrays(
+            [(run, run.computed, run.computed + n, run.wanted(n), run.pooled(n)) for run, n in self.parts]
+        )
+        found = self.placed(arrays, table)
+        if encoder:
+            del found["answers"], found["wanted"]
+            counts = [count for _, count in self.parts]
+            found["lengths"] = np.repeat(counts, counts)
+        return found
+
+    @staticmethod
+    def arrays(parts: Sequence[Part]) -> dict[str, np.ndarray]:
+        """Tokens with their positions and slots, and those of them that are wanted, of parts of runs."""
         tokens: list[int] = []
         at: list[int] = []
         slots: list[int] = []
         wanted: list[int] = []
         pooled: list[int] = []
-        for run, count in self.parts:
+        for run, start, end, own, features in parts:
             first = len(tokens)
-            end = run.computed + count
-            tokens += run.tokens[run.computed : end]
-            at += range(run.computed, end)
-            slots += [run.slot] * count
-            wanted += [first + i for i in run.wanted(count)]
-            pooled += [first + i for i in run.pooled(count)]
+            tokens += run.ahead(start, end)
+            at += range(start, end)
+            slots += [run.slot] * (end - start)
+            wanted += [first + i for i in own]
+            pooled += [first + i for i in features]
         named = {"tokens": tokens, "at": at, "slots": slots, "wanted": wanted, "pooled": pooled}
-        arrays = {name: np.array(values, np.int64) for name, values in named.items()}
+        return {name: np.array(values, np.int64) for name, values in named.items()}
+
+    @staticmethod
+    def placed(arrays: dict[str, np.ndarray], table: np.ndarray) -> dict[str, object]:
+        """The same with the places of the tokens in the pool, and all sizes."""
         pages = table[arrays["slots"], arrays["at"] // PAGE]
         places = pages * PAGE + arrays["at"] % PAGE
-        sizes = {"new": len(tokens), "answers": len(wanted), "features": len(pooled)}
-        if encoder:
-            del sizes["answers"], arrays["wanted"]
-            counts = [count for _, count in self.parts]
-            arrays["lengths"] = np.repeat(counts, counts)
+        named = (("new", "tokens"), ("answers", "wanted"), ("features", "pooled"))
+        sizes = {size: len(arrays[name]) for size, name in named}
         return {**sizes, **arrays, "places": places, "table": table}
 
 
@@ -60,6 +77,8 @@ class Scheduler:
         self.running: list[Run] = []
         self.waiting: deque[Run] = deque()
         self.prefix_hits = self.prefix_tokens = self.preemptions = 0
+        self.drafted = np.zeros(pages, np.int64)
+        """Tokens of each page that a draft has computed."""
 
     # -- who runs
 
@@ -98,7 +117,7 @@ class Scheduler:
         for page in run.pages[len(run.nodes) :]:
             self.pool.give(page)
         self.tree.release(run.nodes)
-        run.slot, run.computed, run.pages, run.nodes = -1, 0, [], []
+        run.slot, run.computed, run.pages, run.nodes, run.proposals = -1, 0, [], [], []
 
     def put_back(self, run: Run) -> None:
         """A run waits again, before those that came later."""
@@ -114,7 +133,9 @@ class Scheduler:
         reading = [run for run in self.running if run.left > 1]
         room = max(self.chunk - len(generating), 1)
         for run in (*generating, *reading):
-            count = run.left if run.left == 1 else min(run.left, room)
+            if run.proposals and not self.grow(run, run.computed + 1 + len(run.proposals)):
+                run.proposals = []  # nobody has to leave for them
+            count = 1 + len(run.proposals) if run.left == 1 else min(run.left, room)
             if run.slot < 0 or count == 0 or (run.whole and count < run.left):
                 continue
             if self._make_room(run, count, chosen):
@@ -129,6 +150,7 @@ class Scheduler:
             if page is None:
                 return False
             self.table[run.slot, len(run.pages)] = page
+            self.drafted[page] = 0
             run.pages.append(page)
         return True
 
@@ -151,6 +173,14 @@ class Scheduler:
             node = self.tree.add(run.nodes[-1] if run.nodes else None, tokens, run.pages[i])
             run.nodes.append(node)
             run.pages[i] = self.table[run.slot, i] = node.page
+
+    def checked(self, run: Run, accepted: int) -> None:
+        """So many of the proposals of a run were right. What a draft has computed beyond them is wrong."""
+        self.advance(run, accepted)
+        run.proposals = []
+        for i in range(run.computed // PAGE, len(run.pages)):
+            own = self.drafted[run.pages[i]]
+            self.drafted[run.pages[i]] = min(own, max(run.computed - i * PAGE, 0))
 
     def forget(self) -> None:
         """Nothing is computed any more: what the pages had is lost."""

@@ -128,6 +128,8 @@ class Run:
         self.slot = -1
         self.suspect = False  # a step with this one and others failed
         self.saved: Saved | None = None  # pages that were computed elsewhere
+        self.proposals: list[int] = []  # tokens that may follow, which the next step checks
+        self.accepted = 0  # proposals of the last step that were right
 
     uses_prefixes = True
     whole = False  # its tokens are computed in one step
@@ -142,9 +144,19 @@ class Run:
         """Pages of all its tokens and one more."""
         return pages_for(len(self.tokens) + 1)
 
+    @property
+    def room(self) -> int:
+        """Tokens that may still be generated."""
+        return 0
+
+    def ahead(self, start: int, end: int) -> list[int]:
+        """Tokens with proposals behind them."""
+        count = len(self.tokens)
+        return self.tokens[start:end] + self.proposals[max(start - count, 0) : max(end - count, 0)]
+
     def wanted(self, count: int) -> range:
         """Of the next `count` tokens, those whose logits are wanted."""
-        return range(count - 1, count) if count == self.left else range(0)
+        return range(self.left - 1, count) if count >= self.left else range(0)
 
     def pooled(self, count: int) -> range:
         """Of the next `count` tokens, those whose features are wanted."""
@@ -238,8 +250,22 @@ class Answer(Run):
     def made(self) -> int:
         return self.generation.completion_tokens
 
+    @property
+    def room(self) -> int:
+        return self.most - self.made
+
     def take(self, logits: np.ndarray, hidden: np.ndarray) -> str | None:
-        return self.choose(logits[0]) if len(logits) else None
+        """Choose a token, and others as long as the ones before are those that were proposed."""
+        self.accepted = 0
+        for row, proposed in zip(logits, (*self.proposals, None), strict=False):
+            before = len(self.tokens)
+            reason = self.choose(row)
+            if self.tokens[before:] != [proposed]:
+                return reason
+            self.accepted += 1
+            if reason is not None:
+                return reason
+        return None
 
     def choose(self, logits: np.ndarray) -> str | None:
         """The next token from its logits."""
