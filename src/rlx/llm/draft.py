@@ -26,7 +26,7 @@ MOST = AT_ONCE + PROPOSED  # tokens of a step
 
 LOOKUP = "lookup"
 """The name of the draft that needs no model."""
-_LONGEST, _SHORTEST = 4, 2  # tokens that a text must have in common with what came before
+_LONGEST, _SHORTEST = 4, 3  # tokens in common with what came before; fewer are mostly followed by others
 
 
 class Draft(Protocol):
@@ -39,7 +39,7 @@ class Draft(Protocol):
 class Lookup:
     """Proposes what followed when the newest tokens were there before: texts often repeat themselves.
 
-    >>> Lookup().propose([1, 2, 3, 4, 9, 2, 3], 2)
+    >>> Lookup().propose([1, 2, 3, 4, 9, 1, 2, 3], 2)
     [4, 9]
     """
 

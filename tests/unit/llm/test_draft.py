@@ -188,7 +188,7 @@ def test_a_draft_saves_steps(folder: Path) -> None:
     with Engine(folder, slots=1, context=256) as engine:
         text = tuple(piece.token for piece in engine.submit(Request(PROMPT, max_tokens=90)))
     with Engine(folder, draft="lookup", slots=1, context=256) as engine:
-        list(engine.submit(Request((*PROMPT, *text, 5, *PROMPT[-3:]), max_tokens=20)))
+        list(engine.submit(Request((*PROMPT, *text, *PROMPT), max_tokens=20)))
         assert engine.stats()["draft_proposed"] > 0
 
 
@@ -248,17 +248,18 @@ def test_drafts_that_engines_refuse(folder: Path, tmp_path: Path) -> None:
 
 def test_lookup() -> None:
     lookup = Lookup()
-    assert lookup.propose([5, 6, 7, 8, 5, 6], 9) == [7, 8, 5, 6]
-    assert lookup.propose([5, 6, 1, 5, 6, 2, 5, 6], 1) == [2], "the last time counts"
+    assert lookup.propose([5, 6, 7, 8, 5, 6, 7], 9) == [8, 5, 6, 7]
+    assert lookup.propose([5, 6, 6, 1, 5, 6, 6, 2, 5, 6, 6], 1) == [2], "the last time counts"
     assert lookup.propose([5, 6, 7], 4) == lookup.propose([5], 4) == lookup.propose([], 4) == []
-    assert lookup.propose([1, 256, 1, 0, 1, 65536, 256], 3) == [], "tokens, not their bytes"
+    assert lookup.propose([7, 7, 7, 7], 2) == [7], "what repeats itself at once"
+    assert lookup.propose([1, 1, 256, 0, 256, 256, 65536], 3) == [], "tokens, not their bytes"
     rng = np.random.default_rng(0)
     for _ in range(200):
         text = rng.integers(0, 3, int(rng.integers(1, 30))).tolist()
         found = lookup.propose(text, 2)
         places = [
             (n, i + n)
-            for n in (4, 3, 2)
+            for n in (4, 3)
             for i in range(len(text) - n)
             if n < len(text) and text[i : i + n] == text[-n:]
         ]
