@@ -92,6 +92,22 @@ def test_what_two_texts_share_is_computed_once(model: LanguageModel) -> None:
     assert np.abs(model.state.logits(second) - alone).max() < 1e-3
 
 
+def test_looking_up_what_is_repeated(path: Path) -> None:
+    """Where a text is copied, most of what followed before is right; the answer stays what it was."""
+    text = (
+        "The treaty was signed on 13 December 2007 and entered into force on 1 December 2009 in all states."
+    )
+    answers, steps = [], []
+    for draft in (None, "lookup"):
+        with rlx.llm.Engine(path, draft=draft, slots=1, context=512) as engine:
+            prompt = engine.prompt(f"Repeat this text word for word: {text}")
+            answers.append(engine.submit(rlx.llm.Request(tuple(prompt), max_tokens=40)).text)
+            found = engine.stats()
+            steps.append(found["steps"])
+    assert answers[0] == answers[1] and "13 December 2007" in answers[0]
+    assert steps[1] < 0.6 * steps[0] and found["draft_accepted"] > 10
+
+
 def test_numbers(model: LanguageModel) -> None:
     text = "It was the best of times, it was the worst of times."
     logits = model.logits(text)
