@@ -81,6 +81,7 @@ def _explain_language_model(model: str, as_json: bool) -> None:
         f"{config.heads} heads ({config.kv_heads} of keys and values)\n",
         bold=True,
     )
+    last = ("", human_bytes(needs["activations_of_one_token"]), "for each token of an answer")
     print_table(
         ("what", "bytes", "when"),
         [
@@ -91,9 +92,9 @@ def _explain_language_model(model: str, as_json: bool) -> None:
             (
                 "activations",
                 human_bytes(needs["activations"]),
-                f"while {needs['tokens_at_once']} tokens of a prompt are read",
+                f"while {needs['tokens_at_once']} tokens of a {'text' if config.is_encoder else 'prompt'} are read",
             ),
-            ("", human_bytes(needs["activations_of_one_token"]), "for each token of an answer"),
+            *([] if config.is_encoder else [last]),
         ],
         right=("bytes",),
     )

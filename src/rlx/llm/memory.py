@@ -7,21 +7,35 @@ from collections.abc import Mapping
 from rlx import config
 from rlx.api.compile import plan
 from rlx.errors import BudgetError
+from rlx.llm.batching.pages import PAGE, pages_for
 from rlx.llm.decoder import build
+from rlx.llm.encoders.graph import build_encoder
+from rlx.llm.encoders.texts import tokens_of_a_step
 from rlx.llm.source import AT_ONCE, Source
 
 
 def memory_of(source: Source, context: int | None = None) -> Mapping[str, int]:
     """Bytes by what they are for; `activations` for a prompt of 512 tokens or the whole context."""
     positions = source.positions(context)
-    lir = plan(build(source.config, source.tensors, positions, values=False))
     at_once = min(AT_ONCE, positions)
+    if source.config.is_encoder:
+        pages, most = pages_for(positions), tokens_of_a_step(positions)
+        lir = plan(build_encoder(source.config, source.tensors, positions, PAGE, most, values=False))
+    else:
+        lir = plan(build(source.config, source.tensors, positions, values=False))
+
+    def planned(new: int) -> Mapping[str, int]:
+        """Sizes of a step of so many tokens."""
+        if source.config.is_encoder:
+            sizes = {"new": new, "features": new, "pages": pages, "slots": 1}
+        else:
+            sizes = {"past": positions - new, "new": new, "wanted": 1}
+        return lir.planner.plan(sizes, sizes).sizes()
 
     def activations(new: int) -> int:
-        sizes = {"past": positions - new, "new": new, "wanted": 1}
-        return int(lir.planner.plan(sizes, sizes).sizes()["activation"])
+        return int(planned(new)["activation"])
 
-    sizes = lir.planner.plan({}, {"past": 0, "new": 1, "wanted": 1}).sizes()
+    sizes = planned(1)
     return {
         "file": source.tensors.nbytes,
         "weights": int(sizes["weight"]),

@@ -7,6 +7,8 @@ refused by name. Steps and lengths of texts are limited, so no template runs for
 
 from __future__ import annotations
 
+import datetime
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar, cast
 
@@ -40,6 +42,7 @@ Scope = dict[str, object]
 _STEPS = 500_000
 _DEPTH = 60
 _SOURCE = 1 << 20
+_DATE = 100  # characters of the form of a date
 
 
 class Template:
@@ -65,10 +68,15 @@ class Template:
         except (jinja2.TemplateError, RecursionError, ValueError) as error:  # also numbers of any length
             line = getattr(error, "lineno", "?")
             raise FormatError(f"the chat template is not valid (line {line}): {error}") from error
+        # The same messages are to give the same text on every day, unless a template insists on the date.
+        self.dated = re.search(r"strftime_now\s+is\s+(not\s+)?defined", source) is None
 
     def __call__(self, **values: object) -> str:
         """The text for these values."""
-        run = _Run({**values, "namespace": Namespace, "raise_exception": _refuse, "range": _range})
+        own = {"namespace": Namespace, "raise_exception": _refuse, "range": _range}
+        if self.dated:
+            own["strftime_now"] = _today
+        run = _Run({**values, **own})
         try:
             return "".join(run.body(self.tree.body, run.globals))
         except RlxError:
@@ -88,6 +96,14 @@ class _Jump(Exception):
 
 def _refuse(message: object = "") -> NoReturn:
     raise FormatError(f"the chat template refuses these messages: {str(message)[:400]}")
+
+
+def _today(form: object) -> str:
+    """The date of today; a template may ask for days, not for times."""
+    text = str(form)
+    if len(text) > _DATE or not set(re.findall("%(.)", text, re.DOTALL)) <= set("YymdeBbAaj%"):
+        raise Stop(f"it asks for the date as {text[:_DATE]!r}")
+    return datetime.date.today().strftime(text)
 
 
 def _range(*limits: int) -> range:

@@ -56,6 +56,8 @@ _WHOLE_WORDS = ("llama-bpe", "tekken")  # a word that is a token is not merged
 
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>", "</s>")
 
+_HARMONY = ("<|return|>", "<|call|>")  # end answers of gpt-oss
+
 
 @dataclass(frozen=True, eq=False)
 class LevelRules:
@@ -354,7 +356,10 @@ def _tokenizer(
 ) -> Tokenizer:
     specials = {token: i for i, token in enumerate(tokens) if kinds[i] == CONTROL and token}
     users = {token: i for i, token in enumerate(tokens) if kinds[i] == USER and token}
-    named = {specials[name] for name in _ENDS if name in specials}
+    names: tuple[str, ...] = _ENDS
+    if specials.keys() >= set(_HARMONY):  # there, what <|end|> ends is a part of the answer
+        names = (*(name for name in _ENDS if name != "<|end|>"), *_HARMONY)
+    named = {specials[name] for name in names if name in specials}
     return Tokenizer(tokens, kinds, plain, piece, begin, frozenset(ends | named), specials, users, rules)
 
 

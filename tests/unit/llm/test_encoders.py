@@ -13,6 +13,7 @@ import tiny_encoders as tiny
 import rlx
 from machines import executable, on_targets
 from rlx import zoo
+from rlx.cli.main import main
 from rlx.errors import ConfigError, FormatError, InputError, RlxError, UnsupportedError
 from rlx.llm import Engine, LanguageModel, Request
 
@@ -181,6 +182,16 @@ def test_modules_cannot_leave_their_folder(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(FormatError, match="which is no folder beside it"):
         rlx.llm.load(tmp_path)
+
+
+def test_explain_tells_the_memory(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(folder), "--json"]) == 0
+    needs = json.loads(capsys.readouterr().out)
+    assert needs["kv"] == 3 * 64 * 2 * 64 * 4, "three pages of keys and of values, for all layers"
+    assert needs["weights"] == pytest.approx(needs["file"], rel=0.1)
+    assert main(["explain", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "150 tokens of a text are read" in shown and "answer" not in shown
 
 
 def test_minilm_is_what_the_zoo_has(zoo_path: Any) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import subprocess
 import sys
@@ -227,3 +228,43 @@ def test_templates_that_are_not_valid(source: str) -> None:
 def test_a_very_long_template() -> None:
     with pytest.raises(FormatError, match="2000000 characters"):
         Template("x" * 2_000_000)
+
+
+def test_dates_only_where_a_template_insists() -> None:
+    """gpt-oss writes the date of today; Llama has another text where it cannot."""
+    year = str(datetime.date.today().year)
+    assert Template("on {{ strftime_now('%d %b %Y') }}")().endswith(year)
+    asks = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}2024{% endif %}"
+    assert Template(asks)() == "2024"
+    for form in ("%H:%M", "%s", "%" * 200, "%Y%c"):
+        with pytest.raises(FormatError, match="asks for the date as"):
+            Template("{{ strftime_now(form) }}")(form=form)
+
+
+def test_a_template_like_that_of_gpt_oss() -> None:
+    text = """
+{%- macro kind(spec, required, nullable=false) -%}
+    {%- if spec.type is defined and spec.type is iterable and spec.type is not string -%}
+        {{- spec.type | join(" | ") -}}
+    {%- elif spec.parts -%}{{- kind(spec.parts, required) + "[]" -}}{%- endif -%}
+{%- endmacro -%}
+{%- macro system() -%}
+    {%- if identity is not defined -%}{%- set identity = "You are a model." -%}{%- endif -%}
+    {{- identity + "\\nDate: " + strftime_now("%Y-%m-%d") -}}
+{%- endmacro -%}
+{{- "<|start|>system<|message|>" -}}{{- system() -}}{{- "<|end|>" -}}
+{%- set rest = messages[1:] if messages[0].role in ("developer", "system") else messages -%}
+{%- for message in rest -%}
+    {%- set later = namespace(found=false) -%}
+    {%- for other in rest[loop.index:] -%}
+        {%- if other.role == "assistant" and "calls" not in other -%}{%- set later.found = true -%}{%- endif -%}
+    {%- endfor -%}
+    {{- "<|start|>" + message.role + (" later" if later.found else "") + "<|message|>" + message.content -}}
+{%- endfor -%}
+{{- kind({"parts": {"type": ["a", "b"]}}, []) -}}
+"""
+    messages = [{"role": r, "content": r[0]} for r in ("system", "user", "assistant", "user")]
+    today = datetime.date.today().isoformat()
+    want = f"<|start|>system<|message|>You are a model.\nDate: {today}<|end|><|start|>user later<|message|>u"
+    want += "<|start|>assistant<|message|>a<|start|>user<|message|>ua | b[]"
+    assert Template(text)(messages=messages).strip() == want

@@ -268,3 +268,16 @@ def test_a_tokenizer_json_that_is_damaged(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(FormatError, match=r"tokenizer\.json"):
         tokens.from_json(path, {})
+
+
+@pytest.mark.parametrize("names", [("<|return|>", "<|call|>", "<|end|>"), ("<|end|>",)])
+def test_what_ends_an_answer(names: tuple[str, ...], tmp_path: Path) -> None:
+    """<|end|> ends an answer of Phi-3, but only a part of one of gpt-oss."""
+    from tokenizers import Tokenizer, models  # heavy
+
+    model = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    model.add_special_tokens(list(names))
+    model.save(str(tmp_path / "tokenizer.json"))
+    found = tokens.from_json(tmp_path / "tokenizer.json", {})
+    ends = {found.tokens[i] for i in found.ends}
+    assert ends == ({"<|return|>", "<|call|>"} if len(names) == 3 else {"<|end|>"})
