@@ -81,6 +81,7 @@ def _explain_language_model(model: str, as_json: bool) -> None:
         f"{config.heads} heads ({config.kv_heads} of keys and values)\n",
         bold=True,
     )
+    read = "text" if config.is_encoder else "prompt"
     last = ("", human_bytes(needs["activations_of_one_token"]), "for each token of an answer")
     print_table(
         ("what", "bytes", "when"),
@@ -92,7 +93,7 @@ def _explain_language_model(model: str, as_json: bool) -> None:
             (
                 "activations",
                 human_bytes(needs["activations"]),
-                f"while {needs['tokens_at_once']} tokens of a {'text' if config.is_encoder else 'prompt'} are read",
+                f"while {needs['tokens_at_once']} tokens of a {read} are read",
             ),
             *([] if config.is_encoder else [last]),
         ],
