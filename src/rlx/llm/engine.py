@@ -12,17 +12,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cached_property
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import numpy as np
 
 from rlx import config, progress
 from rlx.api.options import LoadOptions
-from rlx.api.session import known, stored_program
 from rlx.errors import BudgetError, ConfigError, InputError, RlxError
-from rlx.llm import late
 from rlx.llm.batching.drafts import MOST_PROPOSED, Drafts, LookupDrafts, ModelDrafts, propose
 from rlx.llm.batching.pages import PAGE, pages_for
+from rlx.llm.batching.program import paged_program
 from rlx.llm.batching.saved import Saved, model_mark, read_saved, write_saved
 from rlx.llm.batching.schedule import Batch, Scheduler
 from rlx.llm.batching.sequence import Answer, Deliver, Embedding, Generation, Request, Run
@@ -32,10 +31,6 @@ from rlx.llm.model import LanguageModel
 from rlx.llm.schema import Guide
 from rlx.llm.source import Source, open_source
 from rlx.llm.text import ModelText
-
-if TYPE_CHECKING:
-    from rlx.api.session import Imported
-    from rlx.runtime.program import CompiledProgram
 
 _COUNTS = (
     "requests", "finished", "cancelled", "failed", "steps",
@@ -97,14 +92,14 @@ class Engine(ModelText):
         each = source.config.kv_bytes + (0 if other is None else other.config.kv_bytes)
         self._page_total = self._page_count(config.parse_bytes(kv_memory, "kv_memory"), PAGE * each)
         most = prefill_chunk + slots + (0 if draft is None else MOST_PROPOSED)  # tokens of a step
-        self.program = self._program(source, self.positions, most, options)
+        self.program = paged_program(source, self.positions, most, options)
         self._stream = self.program.stream(sizes={"pages": self._page_total})
         self._drafts: Drafts | None = None if draft is None else LookupDrafts()
         if other is not None:
             positions = min(self.positions, other.config.context)
             table = other.tensors["token_embd.weight"].shape[0]
             self._drafts = ModelDrafts(
-                self._program(other, positions, most, options),
+                paged_program(other, positions, most, options),
                 self._page_total,
                 positions,
                 most,
@@ -129,21 +124,6 @@ class Engine(ModelText):
         found = open_source(draft, notify)
         check_tokenizers(self.source, found)
         return found
-
-    @staticmethod
-    def _program(source: Source, positions: int, most: int, options: LoadOptions) -> CompiledProgram:
-        """The program for steps of at most `most` tokens."""
-        kind = "encoder" if source.config.is_encoder else "paged_decoder"
-
-        def graph() -> Imported:
-            build = late.build_encoder if source.config.is_encoder else late.build_paged
-            made = build(source.config, source.tensors, positions, PAGE, most)
-            return made, [known(other) for other in source.others]
-
-        key = {kind: positions, "page": PAGE, "most": most}
-        program = stored_program(known(source.path), {**options}, key, graph)
-        source.tensors.check()
-        return program
 
     def _page_count(self, memory: int, each: int) -> int:
         count = min(memory // each, self.slots * pages_for(self.positions))

@@ -12,7 +12,7 @@ from rlx.api.options import LoadOptions
 from rlx.api.session import known, stored_program
 from rlx.errors import ConfigError, InputError
 from rlx.llm import late
-from rlx.llm.batching.pages import PAGE
+from rlx.llm.batching.program import paged_program
 from rlx.llm.draft import LOOKUP, MOST, CheckedConversation, Draft, Likeliest, Lookup, check_tokenizers, step
 from rlx.llm.encoders.texts import EncodedTexts, tokens_of_a_step
 from rlx.llm.sample import Sampler, Sampling, SamplingOptions, StopWords, log_softmax_at, perplexity_of
@@ -84,17 +84,7 @@ def load(
 
 def _load_encoder(source: Source, positions: int, options: LoadOptions) -> LanguageModel:
     """A model that only turns texts to vectors."""
-    most = tokens_of_a_step(positions)
-    program = stored_program(
-        known(source.path),
-        {**options},
-        {"encoder": positions, "page": PAGE, "most": most},
-        lambda: (
-            late.build_encoder(source.config, source.tensors, positions, PAGE, most),
-            [known(other) for other in source.others],
-        ),
-    )
-    source.tensors.check()
+    program = paged_program(source, positions, tokens_of_a_step(positions), options)
     state = EncodedTexts(program, positions, str(source.path))
     return LanguageModel(source, program, positions, state)
 
@@ -114,16 +104,7 @@ def _load_checked(
         small = load(draft, context=min(positions, other.config.context), **options)
         vocabulary = source.tensors["token_embd.weight"].shape[0]
         proposes = Likeliest(small.state, vocabulary)
-    program = stored_program(
-        known(source.path),
-        {**options},
-        {"paged_decoder": positions, "page": PAGE, "most": MOST},
-        lambda: (
-            late.build_paged(source.config, source.tensors, positions, PAGE, MOST),
-            [known(other) for other in source.others],
-        ),
-    )
-    source.tensors.check()
+    program = paged_program(source, positions, MOST, options)
     state = CheckedConversation(program, positions, proposes)
     return LanguageModel(source, program, positions, state)
 
