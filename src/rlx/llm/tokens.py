@@ -409,7 +409,14 @@ class _Encoding(Protocol):
 
 def _ids(encode: Callable[..., _Encoding]) -> Encode:
     """The `encode` of a tokenizer of that package, without the tokens that it adds."""
-    return lambda text: encode(text, add_special_tokens=False).ids
+
+    def ids(text: str) -> list[int]:
+        try:
+            return encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the package raises nothing more precise, as for words without [UNK]
+            raise FormatError(f"the model's tokenizer cannot read a text: {error}") from error
+
+    return ids
 
 
 def _normalised(file: GgufFile, plain: Encode) -> Encode:

@@ -184,6 +184,17 @@ def test_modules_cannot_leave_their_folder(tmp_path: Path) -> None:
         rlx.llm.load(tmp_path)
 
 
+def test_tokenizers_without_a_token_for_unknown_words(tmp_path: Path) -> None:
+    config = tiny.CONFIGS["bert"]
+    tiny.write_gguf(tmp_path / "m.gguf", config, tiny.random_weights(config))
+    data = (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "bad.gguf").write_bytes(data.replace(b"[UNK]", b"[UNX]"))
+    model = rlx.llm.load(tmp_path / "bad.gguf")
+    assert len(model.embed("hello")) == 64
+    with pytest.raises(FormatError, match=r"tokenizer cannot read a text: .*\[UNK\]"):
+        model.embed("\u4e00")
+
+
 def test_explain_tells_the_memory(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(folder), "--json"]) == 0
     needs = json.loads(capsys.readouterr().out)
