@@ -9,12 +9,12 @@ import ml_dtypes
 import numpy as np
 
 from rlx.kernel.nibbles import packed
-from rlx.llm.blocks import Format, Groups
+from rlx.llm.blocks import Format, Groups, halved_powers
 from rlx.llm.tensors import Entry
 from rlx.records import dataclass
 
 Array = np.ndarray
-Convert = Callable[[Format, Groups], list[Array]]
+Convert = Callable[[Entry], list[Array]]
 About = list[tuple[str, tuple[int, ...], str]]
 
 
@@ -45,10 +45,14 @@ class _Decoded:
     def take(self, number: int) -> Array:
         with self._lock:
             if number not in self._left:
-                groups = self.entry.groups()
-                assert groups is not None, self.entry.name
-                self._left = dict(enumerate(self.convert(self.entry.format, groups)))
+                self._left = dict(enumerate(self.convert(self.entry)))
             return self._left.pop(number)
+
+
+def _groups(entry: Entry) -> Groups:
+    found = entry.groups()
+    assert found is not None, entry.name
+    return found
 
 
 def _parts(entry: Entry, convert: Convert, about: About) -> list[Part]:
@@ -76,7 +80,7 @@ def matrix_parts(entry: Entry) -> list[Part]:
     about: About = [("", (size, out), "i8"), (".scales", groups, "f16" if format.halves else "f32")]
     if format.minimums:
         about.append((".zeros", groups, "f32"))
-    return _parts(entry, operands_of, about)
+    return _parts(entry, lambda own: operands_of(own.format, _groups(own)), about)
 
 
 def operands_of(format: Format, groups: Groups) -> list[Array]:
@@ -132,8 +136,8 @@ def expert_parts(entry: Entry) -> list[Part]:
     if format.minimums:
         about.append((".zeros", (*lead, size // format.group), "f32"))
 
-    def rows(format: Format, groups: Groups) -> list[Array]:
-        parts = expert_operands(format, groups)
+    def rows(own: Entry) -> list[Array]:
+        parts = e2m1_operands(*own.mxfp4()) if format.e2m1 else expert_operands(format, _groups(own))
         return [part.reshape(shape) for part, (_, shape, _) in zip(parts, about, strict=True)]
 
     return _parts(entry, rows, about)
@@ -143,12 +147,24 @@ def expert_operands(format: Format, groups: Groups) -> list[Array]:
     """Codes as `expert_coding` says, scales, perhaps zeros, row by row.
 
     >>> from rlx.llm.blocks import FORMATS
-    >>> one = Groups(np.full((1, 32), -12, np.int8), np.array([[0.5]], np.float32))
-    >>> codes, scales = expert_operands(FORMATS[39], one)
+    >>> one = Groups(np.full((1, 32), 7, np.int8), np.array([[0.5]], np.float32))
+    >>> codes, scales = expert_operands(FORMATS[2], one)
     >>> codes[0, :2].tolist(), scales.tolist()
     ([255, 255], [[0.5]])
     """
     (codes, *factors), coding = _centred(format, groups), expert_coding(format)
-    if format.e2m1:
-        factors = [factors[0].astype(ml_dtypes.bfloat16)]
     return [codes if coding == "i8" else packed(codes, coding), *factors]
+
+
+def e2m1_operands(codes: Array, exponents: Array) -> list[Array]:
+    """Blocks of MXFP4 as they are stored, but for the code of -0, and their scales for doubled numbers.
+
+    >>> codes, scales = e2m1_operands(np.array([[0x8F] * 16], np.uint8), np.array([129], np.uint8))
+    >>> codes[0, :2].tolist(), scales.tolist()
+    ([15, 15], [2.0])
+    """
+    low, high = codes & np.uint8(15), codes & np.uint8(240)
+    low *= low != 8
+    high *= high != 128
+    low |= high
+    return [low, halved_powers(exponents).astype(ml_dtypes.bfloat16)]

@@ -77,6 +77,13 @@ class Entry:
         drop_pages(rows)
         return found
 
+    def mxfp4(self) -> tuple[Array, Array]:
+        """Bytes of a tensor in MXFP4, block by block: 16 of codes in the order of `kernel.nibbles`, and one
+        of the exponent.
+        """
+        blocks = self.rows().reshape(-1, self.format.bytes)
+        return blocks[:, 1:], blocks[:, 0]
+
     def array(self) -> Array:
         """The numbers: f16 and bf16 as they are, all others in f32."""
         groups = self.groups()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlx.errors import FormatError
-from rlx.kernel.nibbles import E2M1_DOUBLED
+from rlx.kernel.nibbles import unpacked
 from rlx.llm.blocks import FORMATS, Groups, halved_powers
 from rlx.llm.hf import check_numbers
 from rlx.llm.tensors import Array, Entry
@@ -39,14 +39,22 @@ class Blocks(Entry):
     exponents: Entry
     every: slice
 
-    def groups(self) -> Groups:
-        packed = self.base.array()[:, self.every]
-        pairs = np.stack([packed & 15, packed >> 4], axis=-1)
-        powers = halved_powers(self.exponents.array()[:, self.every])
+    def mxfp4(self) -> tuple[Array, Array]:
+        pairs = self.base.array()[:, self.every].reshape(-1, _MXFP4.size // 2)
+        first, last = pairs[:, :8], pairs[:, 8:]  # of a block: numbers 0 to 15, and 16 to 31
+        codes = np.empty_like(pairs)
+        codes[:, ::2] = first & 15 | last << 4
+        codes[:, 1::2] = first >> 4 | last & 240
+        exponents = self.exponents.array()[:, self.every].ravel()
         for part in (self.base, self.exponents):
             part.source.check()
+        return codes, exponents
+
+    def groups(self) -> Groups:
+        codes, exponents = self.mxfp4()
         columns = self.shape[-1]
-        return Groups(E2M1_DOUBLED[pairs].reshape(-1, columns), powers.reshape(-1, columns // _MXFP4.size))
+        powers = halved_powers(exponents).reshape(-1, columns // _MXFP4.size)
+        return Groups(unpacked(codes, "e2m1").reshape(-1, columns), powers)
 
 
 def expert_tensors(path: str, at: str, found: dict[str, Entry]) -> dict[str, Entry]:
