@@ -3,7 +3,7 @@
     python bench/llm.py                                         # zoo:smollm2 on 1 and 2 threads
     python bench/llm.py smollm2-135m:Q4_0 qwen3-0.6b:Q8_0 -t 1
     python bench/llm.py --small                                 # RLX alone on a tiny model, in seconds
-    python bench/llm.py --perplexity                            # on 100 KB of the Bible of 1901
+    python bench/llm.py --perplexity                            # on 100 KB of the Bible of 1901, with KL
 
 A model is zoo:ID, a GGUF file, or SHAPE:FORMAT, a file with random weights that bench/make_gguf.py writes.
 Prefill reads prompts of 128 and 512 tokens, decode adds 32 tokens to 128, one by one. Peers are installed by
@@ -25,6 +25,7 @@ import json
 import re
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 
 from make_gguf import FORMATS, SHAPES, as_f32, made
@@ -80,9 +81,16 @@ def perplexities(spec: str, threads: int, engines: list[str]) -> Perplexities:
         as_f32(path, wide.with_suffix(".part")).rename(wide)
     tokens = open_source(path).tokenizer.encode(plain_text())
     print_note(f"{len(tokens)} tokens")
+    with tempfile.TemporaryDirectory() as folder:
+        truth = Path(folder) / "truth.npy"
+        in_f32 = [e for e in engines if e != "rlx-i8"]  # it has nothing to round there
+        of_f32 = perplexity(wide, tokens, threads, in_f32, truth, print_note)
+        own = perplexity(path, tokens, threads, engines, truth, print_note)
     return {
-        spec: perplexity(path, tokens, threads, engines, print_note),
-        f"{spec} as f32": perplexity(wide, tokens, threads, engines, print_note),
+        spec: own[0],
+        f"{spec} as f32": of_f32[0],
+        f"{spec}, KL": own[1],
+        f"{spec} as f32, KL": of_f32[1],
     }
 
 

@@ -1,6 +1,7 @@
 """Speed of products with 4-bit and 8-bit weights, as a share of the read bandwidth of the same round.
 
     python bench/quant_kernel.py --threads 1 --peers
+    python bench/quant_kernel.py --precision i8 --shape 128 576 1536 --shape 1 576 1536
 
 Several copies of the weights are used in turn, so that they come from memory and not from a cache. The peer
 is ONNX Runtime's MatMulNBits, in f32 and with activations rounded to 8 bits (accuracy level 4).
@@ -50,7 +51,7 @@ class Bench:
 
     def __init__(self, target: Target, team: Team, k: int, n: int, bits: int, args: Any) -> None:
         self.team, self.k, self.n, self.bits, self.group = team, k, n, bits, args.group
-        self.layout = quant_layout(k, n, target, bits, args.group, "f16")
+        self.layout = quant_layout(k, n, target, bits, args.group, "f16", precision=args.precision)
         rng = np.random.default_rng(0)
         low = -(1 << (bits - 1))
         self.q = rng.integers(low, -low, (k, n)).astype(np.int8)
@@ -184,13 +185,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--target", default="host")
-    parser.add_argument("--precision", choices=("f32", "bf16"), default="f32")
+    parser.add_argument("--precision", choices=("f32", "bf16", "i8"), default="f32")
     parser.add_argument("--group", type=int, default=32)
     parser.add_argument("--peers", action="store_true", help="also time ONNX Runtime")
+    parser.add_argument("--shape", type=int, nargs=3, action="append", metavar=("M", "K", "N"))
     args = parser.parse_args()
     target, team = resolve(args.target), Team(args.threads)
     for bits in (4, 8):
-        for m, k, n in SHAPES:
+        for m, k, n in args.shape or SHAPES:
             report(args, Bench(target, team, k, n, bits, args), m)
 
 

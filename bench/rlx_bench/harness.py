@@ -94,12 +94,12 @@ class Row:
         return next((m for m in self.engines if m.engine == engine and m.times and not m.error), None)
 
     def best_peer(self) -> Measured | None:
-        peers = [m for m in self.engines if m.engine != "rlx" and m.times and not m.error and not m.beyond]
+        peers = [m for m in self.engines if not is_own(m.engine) and m.times and not m.error and not m.beyond]
         return min(peers, key=lambda m: m.median, default=None)
 
-    def ratio(self) -> float | None:
+    def ratio(self, engine: str = "rlx") -> float | None:
         """How many times faster RLX is than the best other engine."""
-        own, best = self.of("rlx"), self.best_peer()
+        own, best = self.of(engine), self.best_peer()
         return best.median / own.median if own and best else None
 
     def ratio_beyond(self) -> float | None:
@@ -112,6 +112,15 @@ class Row:
         """RLX's part of what the machine can do."""
         own = self.of("rlx")
         return (self.bytes or self.flops) / own.median / self.rate if own and self.rate else None
+
+
+def is_own(engine: str) -> bool:
+    """Whether an engine is RLX, with whatever options.
+
+    >>> is_own("rlx"), is_own("rlx-i8"), is_own("llama.cpp")
+    (True, True, False)
+    """
+    return engine.partition("-")[0] == "rlx"
 
 
 def _how(code: int) -> str:

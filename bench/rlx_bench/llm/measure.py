@@ -15,7 +15,7 @@ import numpy as np
 from rlx.config import CACHE
 from rlx.llm.gguf import open_gguf
 from rlx.records import dataclass
-from rlx_bench.harness import EngineError, Measured, Row, Worker, turns
+from rlx_bench.harness import EngineError, Measured, Row, Worker, is_own, turns
 from rlx_bench.llm.llama_cpp import PeerError
 from rlx_bench.llm.peers import PEERS, limits
 from rlx_bench.oracle import difference
@@ -63,9 +63,9 @@ def measure(
             say(f"{name}: loading with {e}")
             try:
                 PEERS[e].check()
-                if e == "rlx":  # the first load compiles; from then on the program is in the cache
-                    rows[LOAD][e].ready = _first_load(threads, path, folder)
-                    _first_load(threads, path)
+                if is_own(e):  # the first load compiles; from then on the program is in the cache
+                    rows[LOAD][e].ready = _first_load(e, threads, path, folder)
+                    _first_load(e, threads, path)
                 ready[e] = _worker(e, threads, stack)
                 rows[LOAD][e].times.append(_load(ready[e], path))
                 saved = ready[e].ask("save", tokens=tokens[: plan.prompts[0]], path=f"{folder}/{e}.npy")
@@ -99,9 +99,9 @@ def _worker(engine: str, threads: int, stack: ExitStack) -> Worker:
     return worker
 
 
-def _first_load(threads: int, path: Path, cache: str | None = None) -> float:
+def _first_load(engine: str, threads: int, path: Path, cache: str | None = None) -> float:
     """Seconds of RLX in a process of its own; it has stored the program when this returns."""
-    worker = Worker("rlx", threads, MODULE, variables={CACHE.name: cache} if cache else {})
+    worker = Worker(engine, threads, MODULE, variables={CACHE.name: cache} if cache else {})
     try:
         return _load(worker, path)
     finally:
@@ -126,11 +126,17 @@ def _compare(folder: Path, rows: dict[str, dict[str, Measured]]) -> None:
                 found[path.stem].error = f"its logits differ from RLX's by {apart:.2g} of the largest"
 
 
+Found = dict[str, float | str | None]
+
+
 def perplexity(
-    path: Path, tokens: Sequence[int], threads: int, engines: Sequence[str], say: Say
-) -> dict[str, float | str | None]:
-    """Perplexity of each engine on the same tokens, or what went wrong; None where there are no logits."""
-    found: dict[str, float | str | None] = {}
+    path: Path, tokens: Sequence[int], threads: int, engines: Sequence[str], truth: Path, say: Say
+) -> tuple[Found, Found]:
+    """Of each engine on the same tokens its perplexity, or what went wrong; None where there are no logits.
+    And its mean KL divergence from the probabilities in `truth`, which the first engine writes if there are
+    none."""
+    found: Found = {}
+    apart: Found = {}
     for e in engines:
         say(f"{path.name}: perplexity with {e}")
         with ExitStack() as stack:
@@ -138,7 +144,8 @@ def perplexity(
                 PEERS[e].check()
                 worker = _worker(e, threads, stack)
                 _load(worker, path)
-                found[e] = worker.ask("perplexity", tokens=list(tokens))["perplexity"]
+                told = worker.ask("perplexity", tokens=list(tokens), truth=str(truth))
+                found[e], apart[e] = told["perplexity"], told["divergence"]
             except (EngineError, PeerError) as error:
-                found[e] = str(error)
-    return found
+                found[e] = apart[e] = str(error)
+    return found, apart

@@ -33,10 +33,10 @@ class Session(Protocol):
 class RlxSession:
     """`rlx.llm.load`, as users call it."""
 
-    def __init__(self, path: str, threads: int, context: int) -> None:
+    def __init__(self, path: str, threads: int, context: int, activations: str = "f32") -> None:
         import rlx.llm
 
-        self.model = rlx.llm.load(path, threads=threads, context=context)
+        self.model = rlx.llm.load(path, threads=threads, context=context, activations=activations)
 
     def prefill(self, tokens: np.ndarray) -> float:
         given = tokens.tolist()
@@ -143,6 +143,12 @@ def _libraries() -> str:
 
 PEERS = {
     "rlx": Peer(RlxSession, "rlx.llm.load; matmuls in f32", lambda: rlx.__version__, {}),
+    "rlx-i8": Peer(
+        lambda path, threads, context: RlxSession(path, threads, context, "i8"),
+        'rlx.llm.load(..., activations="i8"); activations of 8 bits for quantised weights',
+        lambda: rlx.__version__,
+        {},
+    ),
     "ik_llama.cpp": Peer(
         lambda *how: CSession(IkLlamaCpp(*how)),
         "ik-llama-cpp-python, weights repacked, flash attention; activations of 8 bits for quantised weights",

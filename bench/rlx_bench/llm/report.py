@@ -11,7 +11,7 @@ from typing import Any
 
 from rlx.records import dataclass
 from rlx.target.cpu import host, host_text
-from rlx_bench.harness import Measured, Row
+from rlx_bench.harness import Measured, Row, is_own
 from rlx_bench.llm.measure import LOAD, MEMORY
 from rlx_bench.llm.peers import PEERS
 from rlx_bench.machine import kind, processor
@@ -78,12 +78,14 @@ def cell(row: Row, m: Measured) -> str:
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Head and cells: tokens a second (or seconds, or MiB) of each engine, and the ratio to the best peer."""
     names = list(dict.fromkeys(m.engine for r in rows for m in r.engines))
+    own = [name for name in names if is_own(name)]
     cells = []
     for r in rows:
-        by_name, ratio = {m.engine: m for m in r.engines}, r.ratio()
+        by_name, ratios = {m.engine: m for m in r.engines}, [r.ratio(name) for name in own]
         told = [cell(r, by_name[name]) if name in by_name else "-" for name in names]
-        cells.append([r.workload, str(r.threads), *told, "-" if ratio is None else f"{ratio:.2f}x"])
-    return ["model", "threads", *names, "rlx vs best"], cells
+        told += ["-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios]
+        cells.append([r.workload, str(r.threads), *told])
+    return ["model", "threads", *names, *(f"{name} vs best" for name in own)], cells
 
 
 def perplexity_table(found: Perplexities) -> tuple[list[str], list[list[str]]]:
@@ -92,10 +94,18 @@ def perplexity_table(found: Perplexities) -> tuple[list[str], list[list[str]]]:
     cells = []
     for model, each in found.items():
         told = [each.get(name) for name in names]
-        cells.append(
-            [model, *(f"{v:.4f}" if isinstance(v, float) else "-" if v is None else "fails" for v in told)]
-        )
+        cells.append([model, *map(_number, told)])
     return ["weights", *names], cells
+
+
+def _number(found: float | str | None) -> str:
+    """
+    >>> _number(13.25), _number(0.00123), _number(None), _number("no such file")
+    ('13.2500', '1.2e-03', '-', 'fails')
+    """
+    if not isinstance(found, float):
+        return "-" if found is None else "fails"
+    return f"{found:.4f}" if found >= 1 else f"{found:.1e}"
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -134,7 +144,8 @@ def as_markdown(results: Results) -> str:
         ]
     if results.perplexities:
         lines += [
-            "Perplexity of the first 100,000 characters of `zoo:asv`, in windows of 512 tokens:",
+            "Perplexity of the first 100,000 characters of `zoo:asv`, in windows of 512 tokens, and the mean",
+            "KL divergence over four windows from what RLX computes with the same weights in f32:",
             "",
             *markdown_table(*perplexity_table(results.perplexities)),
             "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -13,6 +14,30 @@ from rlx_bench.llm.peers import PEERS, peak_memory
 from rlx_bench.quiet import take_precedence
 
 WINDOW = 512  # tokens that perplexity reads at a time
+COMPARED = 4  # windows whose probabilities are compared
+
+
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    """
+    >>> np.exp(log_probabilities(np.log(np.array([[1.0, 3.0]])))).round(6).tolist()
+    [[0.25, 0.75]]
+    """
+    least = logits - logits.max(-1, keepdims=True)
+    found: np.ndarray = least - np.log(np.exp(least, dtype=np.float64).sum(-1, keepdims=True))
+    return found.astype(np.float32)
+
+
+def divergence(truth: np.ndarray, found: np.ndarray) -> float:
+    """The mean over tokens of the Kullback-Leibler divergence of `found` from `truth`, both as logarithms.
+
+    >>> divergence(np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])).__round__(6)
+    0.143841
+    """
+    total = 0.0
+    for one, other in zip(truth, found, strict=True):
+        wide = one.astype(np.float64)
+        total += float((np.exp(wide) * (wide - other)).sum())
+    return total / len(truth)
 
 
 class _Bench:
@@ -46,19 +71,26 @@ class _Bench:
             np.save(path, found[-1])
         return {"saved": found is not None}
 
-    def perplexity(self, tokens: list[int]) -> dict[str, Any]:
-        """As `LanguageModel.perplexity`, from the logits of whichever engine."""
+    def perplexity(self, tokens: list[int], truth: str) -> dict[str, Any]:
+        """As `LanguageModel.perplexity`, from the logits of whichever engine; and, over the first windows,
+        how far its probabilities are from those in `truth`, which it writes if the file is not there."""
         from rlx.llm.sample import log_softmax_at, perplexity_of  # here: it is not in the memory of peers
 
-        logs = []
+        logs: list[np.ndarray] = []
+        first: list[np.ndarray] = []
         for at in range(0, len(tokens) - 1, WINDOW):
             part = np.array(tokens[at : at + WINDOW], np.int32)
             if len(part) > 1:
                 found = self.session.logits(part)
                 if found is None:
-                    return {"perplexity": None}
+                    return {"perplexity": None, "divergence": None}
                 logs.append(log_softmax_at(found[:-1], part[1:]))
-        return {"perplexity": perplexity_of(np.concatenate(logs))}
+                if len(first) < COMPARED:
+                    first.append(log_probabilities(found))
+        if not os.path.exists(truth):
+            np.save(truth, np.concatenate(first))
+        apart = divergence(np.load(truth, mmap_mode="r"), np.concatenate(first))
+        return {"perplexity": perplexity_of(np.concatenate(logs)), "divergence": apart}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from rlx.errors import RlxError
 from rlx.llm.hf import read_json
 from rlx.llm.model import AnswerOptions, LanguageModel, load
 from rlx.llm.sample import Sampling, SamplingOptions
+from rlx.llm.source import ACTIVATIONS
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -41,6 +42,14 @@ def sampling_options(command: Command) -> Command:
     return command
 
 
+def activations_option(command: Command) -> Command:
+    """What matmuls with weights of 4 and 8 bits multiply."""
+    text = "Multiply weights of 4 and 8 bits by f32, or by activations rounded to 8 bits, which is faster."
+    return click.option(
+        "--activations", type=click.Choice(ACTIVATIONS), default="f32", show_default=True, help=text
+    )(command)
+
+
 @click.command()
 @click.argument("prompt", nargs=-1)
 @click.option("--model", "-m", default="zoo:smollm2", show_default=True, help="GGUF file, folder, or zoo:ID.")
@@ -49,6 +58,7 @@ def sampling_options(command: Command) -> Command:
 @sampling_options
 @click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated.")
 @click.option("--json-schema", metavar="FILE", default=None, help="Answer with JSON of the schema in a file.")
+@activations_option
 @click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Longest answer [the context].")
 @click.option("--context", type=click.IntRange(min=1), default=None, help="Tokens of a conversation [4096].")
 @click.option("--memory-limit", metavar="BYTES", default=None, help="Most memory, like 500MiB [none].")
@@ -60,6 +70,7 @@ def chat(
     system: str | None,
     stop: tuple[str, ...],
     json_schema: str | None,
+    activations: str,
     max_tokens: int | None,
     context: int | None,
     memory_limit: str | None,
@@ -82,7 +93,13 @@ def chat(
         raise click.UsageError("the prompt is empty; give a text")
     with progress(f"loading {model}") as say:
         loaded = load(
-            model, draft=draft, context=context, memory_limit=memory_limit, notify=say, threads=threads
+            model,
+            draft=draft,
+            activations=activations,
+            context=context,
+            memory_limit=memory_limit,
+            notify=say,
+            threads=threads,
         )
     talk = Talk(loaded, system, {"stop": stop, "max_tokens": max_tokens, "schema": schema, **chosen})
     if talks:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.chat import activations_option
 from rlx.cli.inputs import check_symbols, sizes_of, workable_sizes
 from rlx.cli.model import MODEL_HELP, compile_options, open_model
 from rlx.cli.output import human_bytes, json_option, print_json, print_line, print_table, progress
@@ -27,13 +28,20 @@ if TYPE_CHECKING:
 @click.option(
     "--bind", "-b", multiple=True, metavar="NAME=SIZE", help="Size for which to show times and memory."
 )
+@activations_option
 @click.option(
     "--measure", is_flag=True, help="Time every kernel, and both sides of the largest fusion decisions."
 )
 @click.option("--asm", metavar="KERNEL", help="Print the assembly of one kernel, like %4, and nothing else.")
 @json_option
 def explain(
-    model: str, bind: tuple[str, ...], measure: bool, asm: str | None, as_json: bool, **options: Any
+    model: str,
+    bind: tuple[str, ...],
+    activations: str,
+    measure: bool,
+    asm: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Show the kernels of MODEL with their predicted costs, the fusion decisions and the memory plan.
 
@@ -42,7 +50,7 @@ def explain(
     """
     sizes = sizes_of(bind)
     if is_language_model(model):
-        _explain_language_model(model, as_json)
+        _explain_language_model(model, activations, as_json)
         return
     program = open_model(model, **options)
     if asm is not None:
@@ -68,13 +76,20 @@ def explain(
     )
 
 
-def _explain_language_model(model: str, as_json: bool) -> None:
+_MULTIPLIED = {
+    "f32": "Weights of 4 and 8 bits are multiplied by activations in f32.",
+    "i8": "Weights of 4 and 8 bits are multiplied by activations rounded to 8 bits.",
+}
+
+
+def _explain_language_model(model: str, activations: str, as_json: bool) -> None:
     with progress(f"planning {model}"):
-        source = open_source(model)
+        source = open_source(model).rounded(activations)
         needs = memory_of(source)
     config = source.config
     if as_json:
-        print_json({"architecture": config.architecture, "layers": config.layers, **needs})
+        about = {"architecture": config.architecture, "layers": config.layers}
+        print_json({**about, "activation_dtype": activations, **needs})
         return
     print_line(
         f"{source.path.name}: {config.architecture}, {config.layers} layers of {config.width}, "
@@ -99,6 +114,7 @@ def _explain_language_model(model: str, as_json: bool) -> None:
         ],
         right=("bytes",),
     )
+    print_line(f"\n{_MULTIPLIED[activations]}")
 
 
 def _print_assembly(program: CompiledProgram, kernel: str, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import cast
 
 import click
 
-from rlx.cli.chat import sampling_options
+from rlx.cli.chat import activations_option, sampling_options
 from rlx.cli.output import json_option, print_json, print_line, print_note, progress
 from rlx.llm.engine import Engine
 from rlx.llm.sample import Sampling, SamplingOptions
@@ -45,6 +45,7 @@ from rlx.serve.server import Server
     help="Seconds that a request may take.",
 )
 @sampling_options
+@activations_option
 @click.option("--context", type=click.IntRange(min=1), default=None, help="Tokens of a conversation [4096].")
 @click.option("--threads", "-t", type=click.IntRange(min=1), default=None, help="Number of threads [all].")
 @click.option("--quiet", "-q", is_flag=True, help="Log no requests.")
@@ -61,6 +62,7 @@ def serve(
     kv_memory: str,
     max_tokens: int | None,
     timeout: float,
+    activations: str,
     context: int | None,
     threads: int | None,
     quiet: bool,
@@ -83,6 +85,7 @@ def serve(
             slots=slots,
             queue=queue,
             kv_memory=kv_memory,
+            activations=activations,
             context=context,
             notify=say,
             threads=threads,

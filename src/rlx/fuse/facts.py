@@ -8,7 +8,7 @@ from rlx.cost.io import IoModel
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.types import Shape, TupleType
-from rlx.kernel.form import Contract, Conv, Form, Map, Pieces, Reduce
+from rlx.kernel.form import CodedContract, Contract, Conv, Form, Map, Pieces, Reduce
 from rlx.kernel.lowering import lower_node, pieces_body
 from rlx.kernel.scalar import LOADS, Scalar, axes, body_cost, const, load_index, replace_axes
 from rlx.records import dataclass
@@ -92,7 +92,7 @@ class Facts:
             return "map"
         if isinstance(form, Reduce):
             return "reduce"
-        if isinstance(form, Contract):
+        if isinstance(form, (Contract, CodedContract)):
             return "contract"
         return "conv" if isinstance(form, Conv) else "own"
 
@@ -113,7 +113,10 @@ class Facts:
     def _find_accesses(self, node: Node) -> list[Access]:
         body = self.body(node)
         if body is None:
-            first = "rows" if self.kind(node) in ("contract", "conv") else "memory"
+            computes = self.kind(node) in ("contract", "conv") and not isinstance(
+                self.form(node), CodedContract
+            )
+            first = "rows" if computes else "memory"
             how = [first, *("memory" for _ in node.operands[1:])]
             return [
                 Access(self.io.root(o).id, way, o, (), False)

@@ -7,6 +7,7 @@
 | contractions, convolutions, transforms, maps of K > 3 elements | 2 K eps sum abs(a) abs(b) |
 | moves, comparisons, extremes, sorts, integers, floor and the like | none |
 | one addition or product whose result the dtype holds | none |
+| rows rounded to bytes times codes | none; where they are off, a step of their groups more |
 
 Values are computed in f64 by the reference. What operands are off by is carried on: linearly through sums and
 products, elsewhere by looking at what the op gives at both ends of its operands' intervals. What is compared
@@ -32,10 +33,11 @@ from rlx.ir.bind import match_shape
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.node import is_among
-from rlx.ir.op import Op, Role
+from rlx.ir.op import Op, Role, get_op
 from rlx.ir.rewrite import substitute_dims
 from rlx.ir.types import tensor_types
 from rlx.kernel.form import (
+    CodedContract,
     Contract,
     Conv,
     Cumulate,
@@ -104,6 +106,8 @@ class Follower(Interpreter):
             return self.through_bodies(node, operands)
         if is_about_bits(node.op) or not node.op.has("lower") or isinstance(self.form(node), HostCall):
             return self.exactly(node, operands)
+        if isinstance(self.form(node), CodedContract):
+            return (self.rounded_rows(node, operands),)
         if node.op.family == "fourier" and not all(np.isfinite(o.value).all() for o in operands):
             raise NotFollowed("which sums an infinite number spoils is up to the algorithm")
         values = self.apply(node, [o.value for o in operands])
@@ -129,6 +133,23 @@ class Follower(Interpreter):
             raise NotFollowed(node.op.name)
         arrays = [o.value.astype(n.dtype.np) for o, n in zip(operands, node.operands, strict=True)]
         return tuple(Bounded(v) for v in self.apply(node, arrays))
+
+    def rounded_rows(self, node: Node, operands: Sequence[Bounded]) -> Bounded:
+        """A product of rows that are rounded to bytes: exact in all bits, unless rows are off."""
+        x, *weights = operands
+        if any(np.any(w.error) for w in weights):
+            raise NotFollowed("weights in codes that are off")
+        if not np.any(x.error):
+            return self.exactly(node, operands)[0]
+        (value,) = self.apply(node, [o.value for o in operands])
+        error = np.broadcast_to(x.error, x.value.shape)
+        k, group = x.value.shape[-1], node.attrs["group"]
+        sizes = np.abs(x.value) + error
+        largest = [sizes[..., i : i + group].max(-1, keepdims=True) for i in range(0, k, group)]
+        step = np.repeat(np.concatenate(largest, -1), group, axis=-1)[..., :k] / 100
+        matrix = np.abs(get_op("dequantize_groups").ref(*[w.value for w in weights], **node.attrs))
+        total = np.matmul(error + step, matrix.astype(np.float64))
+        return Bounded(value, np.nan_to_num(total, nan=np.inf, posinf=np.inf))
 
     def through_bodies(self, node: Node, operands: Sequence[Bounded]) -> tuple[Bounded, ...]:
         """The op's reference moves pairs of values and errors about; its bodies are followed."""

@@ -13,7 +13,17 @@ from rlx.ir.op import Role
 from rlx.ir.types import Shape
 from rlx.kernel import legality
 from rlx.kernel.affine import affine
-from rlx.kernel.form import Contract, Conv, Form, Map, Pieces, Reduce, Template, dense_strides
+from rlx.kernel.form import (
+    CodedContract,
+    Contract,
+    Conv,
+    Form,
+    Map,
+    Pieces,
+    Reduce,
+    Template,
+    dense_strides,
+)
 from rlx.kernel.legality import same_space
 from rlx.kernel.lowering import guard_loads, lower_node, pieces_body
 from rlx.kernel.nests import (
@@ -60,6 +70,7 @@ class Composer:
         self.sums: list[tuple[int, bool]] = []  # bits, and whether they add by columns
         self.rows: tuple[Shape, tuple[int, ...]] | None = None
         self.contract: tuple[Contract | Conv, Node] | None = None
+        self.coded: CodedContract | None = None
 
     def run(self) -> Kernel:
         computed = [n for n in self.body.nodes if n.op.role is not Role.INPUT]
@@ -89,7 +100,7 @@ class Composer:
                 self.values[node.id] = self._substitute(body, node)
             elif isinstance(form, Reduce):
                 self._reduce(node, form)
-            elif isinstance(form, (Contract, Conv)) or self._takes(form):
+            elif isinstance(form, (Contract, Conv)) or self._takes(form) or self._reads_codes(node, form):
                 self._root(node, form)
             elif len([n for n in computed if n.id in live and n.op.role is Role.COMPUTE]) == 1:
                 return Opaque(form, node)
@@ -202,6 +213,8 @@ class Composer:
         )
 
     def _root(self, node: Node, form: Form) -> None:
+        if isinstance(form, CodedContract):
+            self.coded, form = form, form.contract
         assert isinstance(form, (Contract, Conv))
         allow(legality.joining(self.root_kind, "conv" if isinstance(form, Conv) else "contract"), node)
         self.contract = (form, node)
@@ -328,13 +341,15 @@ class Composer:
         if rhs.prim != "load":
             raise ComposeError("the right operand of a contraction is read from memory", root.where)
         layout = self._layout_of(root.operands[1])
+        if self.coded is not None:
+            layout = (*root.attrs.items(), ("layouts", tuple(o.attrs["layout"] for o in root.operands[1:])))
         read = [operand for operand in (lhs, rhs) if operand.prim == "load"]
         for operand in read[:-1] if layout else read:
             if any(affine(i, len(space)) is None for i in operand.args):
                 raise ComposeError("an operand of a contraction lies in memory in no regular way", root.where)
         if lhs.prim != "load":
             _check_prologue(lhs, root)
-        packed = None if layout is None else (root.operands[1].op.name, layout)
+        packed = None if layout is None else ((root if self.coded else root.operands[1]).op.name, layout)
         return ContractNest(form, lhs, rhs, tuple(space), kept, tuple(stores), packed)
 
     def _computed_image(self, root: Node) -> Computed | None:
@@ -378,6 +393,13 @@ class Composer:
             return tuple(node.attrs.items())
         parts = tuple([o.attrs.get("layout") for o in node.operands])
         return (*node.attrs.items(), ("layouts", parts))
+
+    def _reads_codes(self, node: Node, form: Form) -> bool:
+        """Whether a node multiplies codes, which share a storage with their factors."""
+        if not isinstance(form, CodedContract):
+            return False
+        stored = {stored_operand(o).id if o.reader_side else -1 for o in node.operands[1:]}
+        return len(stored) == 1 and stored <= self.inputs.keys()
 
     def _storage(self, node: Node) -> int:
         """The body input that an operand is read from, in a layout that its reader knows."""

@@ -86,6 +86,18 @@ class Contract:
 
 
 @dataclass(frozen=True)
+class CodedContract:
+    """A contraction of rows, rounded to i8 by groups along k, with codes [k, n] of `bits` bits.
+
+    Operands are x, codes, scales and perhaps zeros. It is no `Contract`: it is not linear in x.
+    """
+
+    contract: Contract
+    bits: int
+    group: int
+
+
+@dataclass(frozen=True)
 class Conv:
     """Convolution in NC... layout; x is operand 0, w operand 1 ([O, I/groups, *window])."""
 
@@ -185,7 +197,18 @@ class Collective(HostCall):
 
 
 Form: TypeAlias = (
-    Map | Pieces | Reduce | Contract | Conv | Cumulate | Scatter | Sort | Template | Loop | HostCall
+    Map
+    | Pieces
+    | Reduce
+    | Contract
+    | CodedContract
+    | Conv
+    | Cumulate
+    | Scatter
+    | Sort
+    | Template
+    | Loop
+    | HostCall
 )
 
 

@@ -136,7 +136,7 @@ class QuantLayout:
     """A matrix of quantised weights in panels, of groups, of scales, zeros (if any) and codes.
 
     4-bit codes come as one 32-bit word per column and 8 k: the even k in the low half, the odd in the high.
-    8-bit codes come k by k.
+    8-bit codes come k by k; in quads, four k of a column together.
 
     >>> QuantLayout(64, 32, bits=4, group=32, lanes=16, scale="f16").nbytes
     1152
@@ -150,12 +150,13 @@ class QuantLayout:
     scale: str = "f32"
     zeros: bool = False
     zero: str = ""  # dtype of zeros, where it is another than that of scales
+    quads: bool = False
 
     def __post_init__(self) -> None:
         if self.zero == self.scale:
             object.__setattr__(self, "zero", "")  # equal layouts are equal
-        if self.bits not in (4, 8):
-            raise ShapeError(f"quantised weights have 4 or 8 bits, not {self.bits}")
+        if self.bits not in (4, 8) or (self.quads and self.bits != 8):
+            raise ShapeError(f"quantised weights have 4 or 8 bits, not {self.bits}; quads are of 8 bits")
         if self.group < 8 or self.group % 8:
             raise ShapeError(f"a group of quantised weights is a multiple of 8 along k, not {self.group}")
 
@@ -230,7 +231,9 @@ class QuantLayout:
         return stored
 
 
-def quantised_of(layouts: Sequence[Layout], group: int, lanes: int) -> QuantLayout | None:
+def quantised_of(
+    layouts: Sequence[Layout], group: int, lanes: int, quads: bool = False
+) -> QuantLayout | None:
     """The panels that layouts of codes, scales and zeros consist of, None if they are others.
 
     >>> own = QuantLayout(16, 8, bits=4, group=16, lanes=4)
@@ -245,7 +248,9 @@ def quantised_of(layouts: Sequence[Layout], group: int, lanes: int) -> QuantLayo
     if len(sizes) != 2 or group < 8 or group % 8:
         return None
     k, n = (size or 0 for size in sizes)
-    found = QuantLayout(k, n, known[0], group, lanes, names[1], len(names) == 3, zero=names[-1])
+    found = QuantLayout(
+        k, n, known[0], group, lanes, names[1], len(names) == 3, names[-1], quads and known[0] == 8
+    )
     return found if found.layouts == tuple(layouts) else None
 
 
@@ -392,7 +397,12 @@ def _blocks(b: ChannelBlocks) -> Layout:
 @lru_cache(1024)
 def _quantised(q: QuantLayout) -> tuple[Layout, ...]:
     codes, scale, zero = (ELEMENTS[name] for name in (_CODES[q.bits], q.scale, q.zero or q.scale))
-    inside = ((q.group // 8, q.columns * 8), (4, 1), (2, 4)) if q.bits == 4 else ((q.group, q.columns),)
+    inside: tuple[tuple[int, int], ...]
+    inside, column = ((q.group, q.columns),), 1
+    if q.bits == 4:
+        inside, column = ((q.group // 8, q.columns * 8), (4, 1), (2, 4)), 8
+    elif q.quads:
+        inside, column = ((q.group // 4, q.columns * 4), (4, 1)), 4
 
     def part(
         element: Element, rows: int, start: int, digits: Sequence[tuple[int, int]], column: int
@@ -409,4 +419,4 @@ def _quantised(q: QuantLayout) -> tuple[Layout, ...]:
 
     factors = [part(scale, q.groups, 0, (), 1)]
     factors += [part(zero, q.groups, q.factors_bytes, (), 1)] if q.zeros else []
-    return part(codes, q.k, q.codes_start, inside, 8 if q.bits == 4 else 1), *factors
+    return part(codes, q.k, q.codes_start, inside, column), *factors

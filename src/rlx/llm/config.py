@@ -63,6 +63,8 @@ class Config:
     """Experts that a token goes through."""
     shares_of_chosen: bool = True
     """Whether the shares of the chosen experts, not those of all, add up to 1."""
+    activations: str = "f32"
+    """What rows are multiplied as where weights are codes: "f32", or rounded to "i8"."""
     gate_limit: float = 0.0
     """Of what experts multiply: above 0 that is x * sigmoid(gate_slope * x) and y + 1 of clamped x, y."""
     gate_slope: float = 1.0

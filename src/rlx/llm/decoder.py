@@ -1,7 +1,8 @@
 """A decoder as a graph: tokens in, logits out, keys and values in states. One builder for all architectures.
 
 Weights keep the precision of their file: matrices of small integers stay so and are multiplied as groups
-(`ops.dequantize_groups`), half precision is converted where it is used.
+(`ops.dequantize_groups`, or `ops.coded_matmul` where rows are rounded), half precision is converted where it
+is used.
 """
 
 from __future__ import annotations
@@ -155,6 +156,11 @@ class _Decoder:
         if entry.format.decode is None:
             matrix = self.numbers(entry)
             made: Node = ops.matmul(x, matrix if self.config.columns_first else ops.transpose(matrix))
+            return made
+        if self.config.activations == "i8":
+            parts = [self.param(part) for part in matrix_parts(entry)]
+            bits, group = stored_bits(entry.format), entry.format.group
+            made = ops.coded_matmul(x, *parts, bits=bits, group=group)
             return made
         made = ops.matmul(x, self.codes(entry))
         return made

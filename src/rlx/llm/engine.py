@@ -50,8 +50,9 @@ class Engine(ModelText):
 
     `model` is what `rlx.llm.load` takes, or a model that it loaded. `slots` requests run at the same time,
     `queue` more may wait. Keys and values take `kv_memory` bytes, but never more than all slots can use. A
-    step computes at most `prefill_chunk` tokens of prompts. `draft`, `context` and `options` are as in
-    `rlx.llm.load`; a draft model's keys and values are part of `kv_memory`.
+    step computes at most `prefill_chunk` tokens of prompts. `activations` (by default those of a loaded
+    model), `draft`, `context` and `options` are as in `rlx.llm.load`; a draft model's keys and values are
+    part of `kv_memory`.
 
     >>> import rlx
     >>> engine = Engine("zoo:smollm2")  # doctest: +SKIP
@@ -69,6 +70,7 @@ class Engine(ModelText):
         kv_memory: int | str = "1GiB",
         queue: int = 64,
         prefill_chunk: int = 256,
+        activations: str | None = None,
         context: int | None = None,
         notify: Callable[[str], None] | None = None,
         **options: Unpack[LoadOptions],
@@ -79,6 +81,8 @@ class Engine(ModelText):
         if queue < 0:
             raise ConfigError(f"queue is {queue}; it must be 0 or more")
         source = model.source if isinstance(model, LanguageModel) else open_source(model, notify)
+        if activations is not None:
+            source = source.rounded(activations)
         super().__init__(source)
         wanted = model.positions if isinstance(model, LanguageModel) and context is None else context
         self.positions = source.positions(wanted)
@@ -121,7 +125,7 @@ class Engine(ModelText):
         return f"<engine of {name}: {c.architecture}, {self.slots} slots, {pages} pages>"
 
     def _draft_source(self, draft: str | os.PathLike[str], notify: Callable[[str], None] | None) -> Source:
-        found = open_source(draft, notify)
+        found = open_source(draft, notify).rounded(self.source.config.activations)
         check_tokenizers(self.source, found)
         return found
 
@@ -345,7 +349,7 @@ class Engine(ModelText):
 
     @cached_property
     def _mark(self) -> str:
-        return model_mark(self.source.tensors, self.program.lir.target)
+        return model_mark(self.source.tensors, self.program.lir.target, self.config.activations)
 
     def _snapshot(self, generation: Generation) -> Saved:
         now = self._scheduler

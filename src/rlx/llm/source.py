@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -20,9 +22,11 @@ from rlx.llm.names import renamed
 from rlx.llm.template import Template
 from rlx.llm.tensors import Tensors
 from rlx.llm.tokens import Tokenizer
+from rlx.llm.unwoven import unwoven
 
 _ZOO = "zoo:"
 _POSITIONS = 4096  # tokens that caches hold, unless the model has fewer or the user wants others
+ACTIVATIONS = ("f32", "i8")
 AT_ONCE = 512
 """Tokens of a prompt that are computed together: more would only need more memory."""
 
@@ -44,6 +48,14 @@ class Source:
         self.path, self.config, self.tensors, self.others = path, config, tensors, others
         self.pooling, self.usual = pooling, _POSITIONS if usual is None else usual
         self._tokenizer, self._template = tokenizer, template
+
+    def rounded(self, activations: str) -> Source:
+        """The same model, whose matmuls with weights of 4 and 8 bits take rows in f32, or rounded ("i8")."""
+        if activations not in ACTIVATIONS:
+            raise ConfigError(f"activations is {activations!r}; use {' or '.join(map(repr, ACTIVATIONS))}")
+        made = copy.copy(self)
+        made.config = replace(self.config, activations=activations)
+        return made
 
     def positions(self, context: int | None) -> int:
         """How many tokens caches hold if a user wants this `context`."""
@@ -88,8 +100,7 @@ def open_source(path: str | os.PathLike[str], notify: Callable[[str], None] | No
     found = config.from_gguf(opened)
     return Source(
         Path(name),
-        found,
-        opened.tensors,
+        *unwoven(found, opened.tensors),
         lambda: tokens.from_gguf(opened, encloses=found.is_encoder),
         lambda: opened.get("tokenizer.chat_template", str, "") or None,
         pooling=gguf_pooling(opened, found.architecture),

@@ -194,6 +194,7 @@ from rlx.ops.nn.pool import (
 from rlx.ops.nn.recurrent import gru, lstm, rnn
 from rlx.ops.nn.resize import resize, upsample
 from rlx.ops.nn.roi_align import roi_align
+from rlx.ops.quant.coded import coded_matmul
 from rlx.ops.quant.groups import dequantize_groups
 from rlx.ops.quant.qlinear import matmul_integer, qlinear_matmul
 from rlx.ops.quant.qlinear_conv import conv_integer, qlinear_conv
@@ -256,6 +257,7 @@ __all__ = [
     "ceil",
     "celu",
     "clip",
+    "coded_matmul",
     "compress",
     "concat",
     "cond",

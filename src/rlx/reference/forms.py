@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import KernelError, UnsupportedError
 from rlx.ir.dim import Dim, evaluate
-from rlx.ir.dtype import convert
-from rlx.kernel.form import Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Sort
+from rlx.ir.dtype import F64, convert
+from rlx.kernel.form import CodedContract, Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Sort
+from rlx.kernel.rounded import round_groups
 from rlx.kernel.scalar import PRIMITIVES, Scalar
 
 Arrays = Sequence[np.ndarray]
@@ -155,6 +157,20 @@ def _contract(form: Contract, operands: Arrays, binding: Mapping[str, int]) -> n
     return convert(np.asarray(made), form.dtype)
 
 
+def _coded(form: CodedContract, operands: Arrays, binding: Mapping[str, int]) -> np.ndarray:
+    """Rounded rows times decoded weights, in f64."""
+    x, codes, *factors = operands
+    k = codes.shape[-2]
+    rows, scales = round_groups(x, form.group)
+    rounded = (rows.astype(np.float64) * scales[..., None]).reshape(
+        *x.shape[:-1], rows.shape[-2] * form.group
+    )
+    scale, *zero = (np.repeat(f.astype(np.float64), form.group, axis=-2)[..., :k, :] for f in factors)
+    weights = (codes - zero[0] if zero else codes) * scale
+    inner = replace(form.contract, accumulate=F64)
+    return _contract(inner, (rounded[..., :k], weights), binding)
+
+
 def _conv(form: Conv, operands: Arrays, binding: Mapping[str, int]) -> np.ndarray:
     x, w = operands[0].astype(form.accumulate.np), operands[1].astype(form.accumulate.np)
     pads = [sizes(p, binding) for p in form.padding]
@@ -228,6 +244,7 @@ _RUNNERS: dict[type, Callable[..., object]] = {
     Pieces: _pieces,
     Reduce: _reduce,
     Contract: _contract,
+    CodedContract: _coded,
     Conv: _conv,
     Cumulate: _cumulate,
     Scatter: _scatter,

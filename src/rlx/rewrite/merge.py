@@ -20,7 +20,7 @@ from rlx.ir.op import Role, get_op, run_rule
 from rlx.ir.rewrite import copy_node, finish_rewrite
 from rlx.ir.types import TupleType
 from rlx.ir.weights import weight_ids
-from rlx.kernel.form import Contract, Map, dense
+from rlx.kernel.form import CodedContract, Contract, Map, dense
 from rlx.kernel.lowering import lower_node
 from rlx.kernel.scalar import axes
 from rlx.records import dataclass
@@ -80,8 +80,8 @@ def _parallel(graph: Graph, fixed: set[int]) -> list[list[Node]]:
     for node in graph.nodes:
         if node.id not in live or not _is_product(node, fixed):
             continue
-        x, matrix = node.operands
-        key = (x.id, node.attrs["lhs_contract"], matrix.dtype.name, node.dtype.name, _coding(node))
+        x, matrix, *_ = node.operands
+        key = (x.id, _summed(node), matrix.dtype.name, node.dtype.name, _coding(node))
         found.setdefault(key, []).append(node)
     return [nodes for nodes in found.values() if len(nodes) > 1]
 
@@ -90,19 +90,46 @@ def _is_product(node: Node, fixed: set[int]) -> bool:
     """x @ w with a constant matrix w."""
     if not _is_plain(node) or not node.op.heavy:
         return False
-    form = lower_node(node)
-    if not isinstance(form, Contract) or form.batch or len(form.contract) != 1 or len(form.rhs) != 2:
+    form = _contraction(node)
+    if form is None or form.batch or len(form.contract) != 1 or len(form.rhs) != 2:
         return False
     static = all(isinstance(d, int) and d > 0 for d in form.rhs)
-    return static and node.operands[1].id in fixed and node.operands[0].id not in fixed
+    x, *weights = node.operands
+    return static and all(w.id in fixed for w in weights) and x.id not in fixed
+
+
+def _contraction(node: Node) -> Contract | None:
+    """What a node contracts."""
+    form = lower_node(node)
+    if isinstance(form, CodedContract):
+        return form.contract
+    return form if isinstance(form, Contract) else None
+
+
+def _summed(product: Node) -> tuple[int, ...]:
+    """The axes of x that are summed over."""
+    form = _contraction(product)
+    assert form is not None
+    return tuple(i for i, _ in form.contract)
+
+
+def _reads_codes(product: Node) -> bool:
+    """Whether a matmul takes codes and factors themselves."""
+    return isinstance(lower_node(product), CodedContract)
 
 
 def _coding(product: Node) -> object:
     """How the weight of a matmul is decoded from fewer bits, or None: such weights join as codes."""
+    if _reads_codes(product):
+        return _kind_of_codes(product, product.operands[1:])
     matrix = product.operands[1]
     if not matrix.op.decodes or product.attrs["rhs_contract"] != (0,):
         return None
-    return matrix.op.name, tuple(sorted(matrix.attrs.items())), tuple(o.dtype for o in matrix.operands)
+    return _kind_of_codes(matrix, matrix.operands)
+
+
+def _kind_of_codes(node: Node, parts: Sequence[Node]) -> object:
+    return node.op.name, tuple(sorted(node.attrs.items())), tuple(o.dtype for o in parts)
 
 
 def _is_plain(node: Node) -> bool:
@@ -236,8 +263,25 @@ def _rewrite(graph: Graph, groups: Sequence[Sequence[Branch]], fixed: set[int]) 
     return out
 
 
+def _joined_product(branches: Sequence[Branch], mapping: Mapping[int, Node]) -> Node:
+    """One matmul with the columns of all weights, one after the other; weights of fewer bits stay so."""
+    product = branches[0].product
+    x = mapping[product.operands[0].id]
+    made: Node
+    if _reads_codes(product):
+        made = product.op(x, *_beside([b.product.operands[1:] for b in branches], mapping), **product.attrs)
+        return made
+    attrs = dict(product.attrs) | {"rhs_contract": (0,)}
+    made = product.op(x, _joined_weight(branches, mapping), **attrs)
+    return made
+
+
+def _beside(parts: Sequence[Sequence[Node]], mapping: Mapping[int, Node]) -> list[Node]:
+    """The columns of the first parts of all, of their second ones, and so on."""
+    return [get_op("concat")(*(mapping[o.id] for o in same), axis=1) for same in zip(*parts, strict=True)]
+
+
 def _joined_weight(branches: Sequence[Branch], mapping: Mapping[int, Node]) -> Node:
-    """The columns of all weights, one after the other; weights of fewer bits stay so."""
     weights = []
     for b in branches:
         matrix = mapping[b.product.operands[1].id]
@@ -255,8 +299,7 @@ def _joined_weight(branches: Sequence[Branch], mapping: Mapping[int, Node]) -> N
 def _join(branches: Sequence[Branch], mapping: dict[int, Node]) -> None:
     """One matmul for all branches; their ends become slices of it."""
     product = branches[0].product
-    attrs = dict(product.attrs) | {"rhs_contract": (0,)}
-    whole: Node = product.op(mapping[product.operands[0].id], _joined_weight(branches, mapping), **attrs)
+    whole = _joined_product(branches, mapping)
     for step in range(len(branches[0].chain)):
         nodes = [b.chain[step] for b in branches]
         before = branches[0].chain[step - 1] if step else product

@@ -1,6 +1,8 @@
-"""Layout: constant weights of 4 or 8 bits stay so, packed once, at load, in the order that matmuls read."""
+"""Layout: weights of 4 or 8 bits stay so, packed in the order that matmuls read; constants once, at load."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rlx.ir.dtype import F16, F32
 from rlx.ir.graph import Graph, Node
@@ -16,12 +18,17 @@ from rlx.rewrite.weight_layout import is_row_gather, turned
 
 
 def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
-    """Products x @ dequantize_groups(...) of f32 with constant codes read the codes."""
-    contraction, dequantize = get_op("dot_general"), get_op("dequantize_groups")
-    if not any(node.op is dequantize for node in graph.nodes):
+    """Products x @ dequantize_groups(...) of f32 with constant codes read the codes.
+
+    Those of rounded rows (`coded_matmul`) have no other kernel: codes that are not constant are packed in
+    every run.
+    """
+    contraction, dequantize, coded = map(get_op, ("dot_general", "dequantize_groups", "coded_matmul"))
+    if not any(node.op in (dequantize, coded) for node in graph.nodes):
         return graph
     fixed, gathering = weight_ids(graph), get_op("gather")
     packed: dict[int, Node] = {}
+    rounded: dict[tuple[int, ...], list[Node]] = {}
 
     def weights_of(node: Node) -> Node | None:
         """The quantised matrix that is the right operand [k, n] of a plain matmul of f32."""
@@ -53,6 +60,15 @@ def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
 
     def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
         made: Node
+        if node.op is coded:
+            x, *parts = operands
+            if x.rank < 2 or parts[0].rank != 2 or not parts[0].tensor.is_static or not can_be_stored(node):
+                return None
+            key = (node.attrs["group"], *(part.id for part in parts))
+            if key not in rounded:
+                rounded[key] = _parts(parts, node, lanes, quads=node.attrs["bits"] == 8)
+            made = coded(x, *rounded[key], **node.attrs)
+            return made
         b, table = weights_of(node), table_of(node)
         if b is not None:
             if b.id not in packed:
@@ -63,10 +79,10 @@ def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
             return None
         if table.id not in packed:
             packed[table.id] = _stored(operands[0].operands[0], lanes)
-        parts = packed[table.id].operands
-        layouts = tuple(part.attrs["layout"] for part in parts)
+        stored = packed[table.id].operands
+        layouts = tuple(part.attrs["layout"] for part in stored)
         group = table.attrs["group"]
-        made = gather_stored(parts[0].operands[0], operands[1], layouts=layouts, group=group)
+        made = gather_stored(stored[0].operands[0], operands[1], layouts=layouts, group=group)
         return made
 
     return rewrite(graph, visit)
@@ -79,14 +95,19 @@ def can_be_stored(matrix: Node) -> bool:
 
 def _stored(matrix: Node, lanes: int) -> Node:
     """The same matrix, of codes, scales and zeros that share the storage that kernels read."""
-    codes, *factors = matrix.operands
+    made: Node = matrix.op(*_parts(matrix.operands, matrix, lanes), **matrix.attrs)
+    return made
+
+
+def _parts(parts: Sequence[Node], how: Node, lanes: int, quads: bool = False) -> list[Node]:
+    """The same codes, scales and zeros, read from the storage that they share; `how` has their attributes."""
+    codes, *factors = parts
     k, n = map(int, codes.shape)
     kinds = [F16 if f.dtype is F16 else F32 for f in factors]
-    bits, group = matrix.attrs["bits"], matrix.attrs["group"]
+    bits, group = how.attrs["bits"], how.attrs["group"]
     names = [kind.name for kind in kinds]
-    layouts = QuantLayout(k, n, bits, group, lanes, names[0], len(names) == 2, zero=names[-1]).layouts
+    layouts = QuantLayout(k, n, bits, group, lanes, names[0], len(names) == 2, names[-1], quads).layouts
     stored = store_as(codes, layout=layouts[0])
     for factor, kind, layout in zip(factors, kinds, layouts[1:], strict=True):
         stored = store_as(factor if factor.dtype is kind else cast(factor, dtype=kind), stored, layout=layout)
-    made: Node = matrix.op(*[read_as(stored, layout=own) for own in layouts], **matrix.attrs)
-    return made
+    return [read_as(stored, layout=own) for own in layouts]

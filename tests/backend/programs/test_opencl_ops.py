@@ -21,6 +21,7 @@ from rlx.runtime.device_program import DeviceProgram
 
 # Why nodes run on the host: parts of reasons. Everything else must have an OpenCL kernel.
 HOST_REASONS = (
+    "form CodedContract has no",
     "form Cumulate has no",
     "form Loop has no",
     "form Scatter has no",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ PARTS = ([COUNT], [2] * 18 + [1], [3] * 12 + [1], [5] * 7 + [2], [16, 16, 5])
 FOLDERS = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
-def program_of(kind: str, config: dict[str, Any], folder: Path, target: str) -> CompiledProgram:
+def program_of(
+    kind: str, config: dict[str, Any], folder: Path, target: str, activations: str = "f32"
+) -> CompiledProgram:
     weights = tiny.random_weights(config)
     if kind in FOLDERS:
         opened = HfFolder(tiny.write_folder(folder, config, weights, FOLDERS[kind]))
@@ -34,6 +37,7 @@ def program_of(kind: str, config: dict[str, Any], folder: Path, target: str) -> 
         tiny.write_gguf(folder / "model.gguf", config, weights, kind)
         file = open_gguf(folder / "model.gguf")
         about, tensors = configs.from_gguf(file), file.tensors
+    about = replace(about, activations=activations)
     return rlx.compile(build_paged(about, tensors, 64, 64, 50), target=target, threads=1)
 
 
@@ -63,6 +67,18 @@ def check(program: CompiledProgram) -> None:
 def test_weights(kind: str, tmp_path: Path, target: Any) -> None:
     config = {**tiny.CONFIGS["llama"], "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
     check(program_of(kind, config, tmp_path, target.name))
+
+
+@on_targets(executable())
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+def test_rounded_activations(kind: str, tmp_path: Path, target: Any) -> None:
+    config = {**tiny.CONFIGS["llama"], "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+    program = program_of(kind, config, tmp_path, target.name, activations="i8")
+    check(program)
+    lossless = in_parts(program_of(kind, config, tmp_path, target.name), [COUNT])[0].view(np.float32)
+    rounded = in_parts(program, [COUNT])[0].view(np.float32)
+    apart = np.abs(rounded - lossless).max() / np.abs(lossless).max()
+    assert 1e-4 < apart < 0.05, "it rounds, and not more than that"
 
 
 @on_targets(executable("x86-64-v4", "x86-64-v3", "x86-64"))

@@ -24,6 +24,7 @@ from rlx.codegen.cpu.product.contraction import (
     sharing,
 )
 from rlx.codegen.cpu.product.packing import panels_of
+from rlx.codegen.cpu.product.quant_gemm import GROUPED
 from rlx.codegen.cpu.rows.nest import emit_nest, order_of_sums
 from rlx.codegen.cpu.special import EMITTERS
 from rlx.codegen.cpu.templates import emit_template
@@ -92,7 +93,7 @@ def supports(kernel: Kernel, types: Sequence[TensorType]) -> str | None:
     if isinstance(kernel, (ContractNest, ConvNest)) and kernel.has_prologue:
         refused = no_prologue if isinstance(kernel, ContractNest) else no_image_prologue
         return refused(kernel, [Slot(t.dtype, t.shape) for t in types])  # type: ignore[arg-type]
-    if isinstance(kernel, ContractNest) and kernel.rhs_layout and kernel.rhs_layout[0] == "dequantize_groups":
+    if isinstance(kernel, ContractNest) and kernel.rhs_layout and kernel.rhs_layout[0] in GROUPED:
         return no_quantised(kernel, [Slot(t.dtype, t.shape) for t in types])
     if isinstance(kernel, AttentionNest):
         spec = attention_spec(kernel, [Slot(t.dtype, t.shape) for t in types])

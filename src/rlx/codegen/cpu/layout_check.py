@@ -13,7 +13,7 @@ from rlx.codegen.cpu.conv.shape import VECTORS, kernel_panels, reads_depthwise
 from rlx.codegen.cpu.frame import Slot
 from rlx.codegen.cpu.product.microkernel import kind_of
 from rlx.codegen.cpu.product.packing import own_panels, panels_of
-from rlx.codegen.cpu.product.quant_gemm import own_groups
+from rlx.codegen.cpu.product.quant_gemm import GROUPED, own_groups
 from rlx.errors import RlxError
 from rlx.kernel.nests import ContractNest, ConvNest
 from rlx.kernel.panels import blocks_of, is_image
@@ -50,7 +50,7 @@ def _matrix_fits(
         return False  # kernels read one matrix
     if name == "read_as":
         return own_panels(dict(attrs)["layout"], target, nest.lhs.dtype.name) is not None
-    if name == "dequantize_groups":
+    if name in GROUPED:
         return own_groups(nest, target) is not None
     if name == "unpack_quads":
         quads, own = QuadPanels(**dict(attrs)), panels_of(1, 1, target, "i8")

@@ -289,6 +289,15 @@ class Lanes(Arithmetic):
         return self.intrinsic(f"llvm.x86.{name}", sums, a, b, feature=feature, twin=twins.pairs_i16)
 
     def saturating_dot_u8i8(self, a: Value, b: Value) -> Value:
-        """Sums of neighbouring pairs of <32 x i8> products as i16, saturated; `a` unsigned, `b` signed."""
-        name = "llvm.x86.avx2.pmadd.ub.sw"
-        return self.intrinsic(name, vector("i16", a.width // 2), a, b, feature="avx2")
+        """Sums of neighbouring pairs of i8 products as i16, saturated; `a` unsigned, `b` signed: one x86
+        register of each."""
+        names = {
+            16: ("ssse3.pmadd.ub.sw.128", "ssse3"),
+            32: ("avx2.pmadd.ub.sw", "avx2"),
+            64: ("avx512.pmaddubs.w.512", "avx512bw"),
+        }
+        name, feature = names[a.width]
+        pairs = vector("i16", a.width // 2)
+        return self.intrinsic(
+            f"llvm.x86.{name}", pairs, a, b, feature=feature, twin=twins.saturating_dot_u8i8
+        )

@@ -60,6 +60,16 @@ def pairs_i16(f: Lanes, a: Value, b: Value) -> Value:
     return dot_i16(f, constant(vector("i32", a.width // 2), 0), a, b)
 
 
+def saturating_dot_u8i8(f: Lanes, a: Value, b: Value) -> Value:
+    """vpmaddubsw: the sum of two products, at most what 16 bits hold."""
+    total = constant(vector("i32", a.width // 2), 0)
+    total = _add_products(f, total, f.value(f.zext(a, "i32")), f.value(f.sext(b, "i32")))
+    for limit, beyond in ((2**15 - 1, "sgt"), (-(2**15), "slt")):
+        end = constant(total.type, limit)
+        total = f.select(f.cmp(beyond, total, end), end, total)
+    return f.trunc(total, "i16")
+
+
 def _add_products(f: Lanes, total: Value, a: Value, b: Value) -> Value:
     products, group = f.value(f.mul(a, b)), a.width // total.width
     for first in range(group):

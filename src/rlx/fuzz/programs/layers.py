@@ -39,6 +39,19 @@ def integer_product(d: Draw) -> object:
     return d.emit(f"ops.matmul_integer({x}, {w})")
 
 
+def coded_product(d: Draw) -> object:
+    """Rows rounded to bytes, times weights of 4 or 8 bits; these are constants, as a rule."""
+    x, n = d.value(["f32"], 2, 3), d.size()
+    depth, bits, group = d.shape(x)[-1], d.choose((4, 4, 8)), d.choose((8, 16, 32, 32, 40, 128))
+    top = 1 << (bits - 1)
+    codes = d.input("i8", [depth, n], Values(-top, top - 1), weight=0.8)
+    kind, count = d.choose(("f32", "f16")), -(-depth // group)
+    factors = [d.input(kind, [count, n], Values(0.01, 0.3), weight=0.8)]
+    if d.chance(0.5):
+        factors.append(d.input(kind, [count, n], Values(-4.0, 4.0), weight=0.8))
+    return d.emit(f"ops.coded_matmul({x}, {codes}, {', '.join(factors)}, bits={bits}, group={group})")
+
+
 def convolution(d: Draw) -> object:
     """Any rank, groups, strides, paddings and dilations; x and w are arguments or weights."""
     spatial = d.choose((1, 2, 2, 2, 3))
@@ -136,6 +149,7 @@ def rotate(d: Draw) -> object:
 LAYERS: tuple[tuple[float, Callable[[Draw], object]], ...] = (
     (2.5, product),
     (0.3, integer_product),
+    (0.3, coded_product),
     (1.5, convolution),
     (0.6, pool),
     (0.4, channel_norm),

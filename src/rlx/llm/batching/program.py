@@ -24,7 +24,8 @@ def paged_program(source: Source, positions: int, most: int, options: LoadOption
         made = build(source.config, source.tensors, positions, PAGE, most)
         return made, [known(other) for other in source.others]
 
-    key = {"encoder" if is_encoder else "paged_decoder": positions, "page": PAGE, "most": most}
+    kind, rounded = "encoder" if is_encoder else "paged_decoder", source.config.activations
+    key = {kind: positions, "page": PAGE, "most": most, "activations": rounded}
     program = stored_program(known(source.path), {**options}, key, graph)
     source.tensors.check()
     return program

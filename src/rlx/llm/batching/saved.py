@@ -22,6 +22,7 @@ from rlx.llm.tensors import Tensors
 from rlx.records import dataclass
 
 _KIND = "rlx generation 1"
+_KEYS = "halves"  # the order of the features of keys, which other versions have otherwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +37,11 @@ class Saved:
     states: dict[str, np.ndarray]
 
 
-def model_mark(tensors: Tensors, target: str) -> str:
+def model_mark(tensors: Tensors, target: str, activations: str = "f32") -> str:
     """What tells one model from another, and machines whose bits differ; it reads little of each tensor."""
-    digest = hashlib.sha256(target.encode())
+    digest = hashlib.sha256(f"{target} {_KEYS}".encode())
+    if activations != "f32":
+        digest.update(activations.encode())
     for name, entry in sorted(tensors.entries.items()):
         data = entry.source.bytes[entry.offset : entry.offset + entry.nbytes]
         digest.update(f"{name} {entry.shape} {entry.format.name}".encode())

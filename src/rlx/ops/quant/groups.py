@@ -24,7 +24,7 @@ from rlx.kernel.scalar import axes, call, convert, load
 from rlx.ops.rules import lift_all
 
 
-def _check(name: str, codes: TensorType, factors: Sequence[TensorType], group: int) -> tuple[Dim, Dim]:
+def check_codes(name: str, codes: TensorType, factors: Sequence[TensorType], group: int) -> tuple[Dim, Dim]:
     """k and n of codes [..., k, n] with factors [..., ceil(k / group), n]."""
     if codes.dtype is not I8 or codes.rank < 2:
         raise DTypeError(f"{name}: codes {codes} are not a matrix of i8")
@@ -51,7 +51,7 @@ class _dequantize_groups(Op):
     def infer(self, codes: TensorType, *factors: TensorType, bits: int, group: int) -> TensorType:
         if len(factors) not in (1, 2):
             raise ShapeError(f"{self.name}: takes codes, scales and perhaps zero points")
-        _check(self.name, codes, factors, group)
+        check_codes(self.name, codes, factors, group)
         return TensorType(F32, codes.shape)
 
     def ref(self, codes: np.ndarray, *factors: np.ndarray, bits: int, group: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from rlx.codegen.cpu.product.gemm import GemmSpec, emit_gemm, shared_facts
 from rlx.codegen.cpu.product.gemm_dot import suits_dot
 from rlx.codegen.cpu.product.gemm_rows import Prologue, row_stride
 from rlx.codegen.cpu.product.packing import own_panels
-from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm, own_groups
+from rlx.codegen.cpu.product.quant_gemm import GROUPED, emit_quant_gemm, grouped_precision, own_groups
 from rlx.codegen.cpu.product.sparse import emit_sparse
 from rlx.codegen.cpu.prologue import Line, flat_source, runs_along
 from rlx.codegen.cpu.rows.collapse import accesses, flatten_loads
@@ -122,7 +122,7 @@ def emit_contraction(
     if nest.rhs_layout is not None and nest.rhs_layout[0] == "unpack_sparse":
         return emit_sparse(module, name, nest, inputs, outputs)
     plan = plan_gemm(nest, inputs)
-    if nest.rhs_layout is not None and nest.rhs_layout[0] == "dequantize_groups":
+    if nest.rhs_layout is not None and nest.rhs_layout[0] in GROUPED:
         return _Gemm(module, name, nest, plan, inputs, outputs).emit_quantised()  # type: ignore[arg-type]
     if plan is None:
         return emit_nest(module, name, as_sum(nest), inputs, outputs)
@@ -205,7 +205,7 @@ def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
     left_dtype, right_dtype = nest.lhs.dtype, inputs[nest.rhs.data].dtype
     if form.accumulate is not form.dtype or len(nest.stores) != 1:
         return None
-    if nest.rhs_layout is not None and nest.rhs_layout[0] == "dequantize_groups":
+    if nest.rhs_layout is not None and nest.rhs_layout[0] in GROUPED:
         right_dtype = form.dtype  # the codes stand for f32
     if half_weights(nest) is not None:
         right_dtype = left_dtype
@@ -393,6 +393,7 @@ class _Gemm:
             a_row=self.step(plan.a.axes, plan.m),
             c_row=self.step(self.store.strides, plan.m),
             c_dtype=self.table.outputs[0].dtype.name,
+            precision=grouped_precision(self.nest),
             operands=(
                 FIRST_OPERAND + self.nest.lhs.data,
                 FIRST_OPERAND + self.nest.rhs.data,

@@ -7,6 +7,7 @@ sizes known to the compiler, so the bits of a row do not depend on how many rows
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from rlx.codegen.cpu.product.gemm_cut import Count
@@ -170,18 +171,24 @@ def compute_dots(
 
 @inline
 def sum_each(vectors: list[Value]) -> Value:
-    """The sum over the lanes of each vector, in the lanes of one vector (as many as the next power of two).
-
-    Lane i is added to lane i + half, then halves again; two vectors share the work from the first step on.
-    """
-    size, type_ = vectors[0].width, vectors[0].type
+    """The sum of the lanes of each vector, in the lanes of one vector (as many as the next power of two)."""
     missing = (1 << (len(vectors) - 1).bit_length()) - len(vectors)
-    parts: list[Word] = [*map(Word, vectors), *[Word(constant(type_, 0.0))] * missing]
+    zeros = [Word(constant(vectors[0].type, 0.0))] * missing
+    return combine_each(lambda a, b: a + b, [*map(Word, vectors), *zeros])
+
+
+@inline
+def combine_each(combine: Callable[[Word, Word], Word], parts: list[Word]) -> Word:
+    """The lanes of each vector combined, in the lanes of one vector; the vectors are a power of two.
+
+    Lane i goes with lane i + half, then halves again; two vectors share the work from the first step on.
+    """
+    size = parts[0].width
     for halvings in range(size.bit_length() - 1):
-        length = size >> halvings  # lanes that still belong to one sum
+        length = size >> halvings  # lanes that still belong together
         pairs = list(zip(parts[::2], parts[1::2], strict=True)) if len(parts) > 1 else [(parts[0], None)]
         width = 2 * size if len(parts) > 1 else parts[0].width
         low = [i for i in range(width) if i % length < length // 2]
         high = [i + length // 2 for i in low]
-        parts = [shuffle(x, y, low) + shuffle(x, y, high) for x, y in pairs]
+        parts = [combine(shuffle(x, y, low), shuffle(x, y, high)) for x, y in pairs]
     return parts[0]

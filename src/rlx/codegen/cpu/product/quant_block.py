@@ -8,14 +8,15 @@ order are those of `quant_gemm.compute_tile`, and so are its bits.
 
 from __future__ import annotations
 
+import math
+
 from rlx.codegen.cpu.product.quant_decode import Decoder, factor
-from rlx.codegen.native.irtext import Value, constant, vector
+from rlx.codegen.native.irtext import Value, vector
 from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import (
-    broadcast,
+    Word,
     byte_at,
     float32,
-    fma,
     gep,
     i64,
     load,
@@ -27,7 +28,6 @@ from rlx.codegen.native.words import (
 from rlx.kernel.panels import PANEL_VECTORS
 
 _BLOCK_BYTES = 16 << 10  # of decoded weights: half of L1
-_UNROLLED = 4  # vectors of codes per turn; groups are multiples of eight k
 
 
 class Decoded:
@@ -39,6 +39,7 @@ class Decoded:
         self.line_bytes = PANEL_VECTORS * self.vector_bytes
         self.codes_start = self.line_bytes * (1 + self.layout.zeros)
         self.lines = self.layout.group // decoder.depth  # of codes in a group
+        self.unrolled = math.gcd(self.lines, decoder.unrolled)
         self.group_bytes = self.codes_start + self.lines * self.line_bytes
         self.groups = max(1, min(_BLOCK_BYTES // self.group_bytes, self.layout.groups))
 
@@ -49,7 +50,8 @@ class Decoded:
 
     def rows(self, registers: int) -> int:
         """Rows of the tallest tile: registers hold its sums, a line of codes and an element of A."""
-        return min((registers - PANEL_VECTORS - 2) // (PANEL_VECTORS * self.decoder.parts), 12)
+        left = registers - PANEL_VECTORS - self.decoder.spare
+        return min(left // (PANEL_VECTORS * self.decoder.parts), 12)
 
 
 @native(internal=True, noinline=True)
@@ -77,7 +79,7 @@ def decode_block(weights: noalias, to: noalias, groups: i64, *, decoded: Decoded
 def add_block(
     a: noalias,
     b: noalias,
-    sums_of_a: noalias,
+    factors: noalias,
     stage: noalias,
     groups: i64,
     *,
@@ -88,27 +90,44 @@ def add_block(
     """Add the products of some rows with decoded groups to their totals in the stage."""
     decoder, layout = decoded.decoder, decoded.layout
     floats = vector("float", layout.lanes)
-    zero = constant(floats, 0.0)
+
+    def factors_of(n: int) -> ptr | None:
+        """What the row of output n has for each group."""
+        return byte_at(factors, n // PANEL_VECTORS * row_bytes) if decoder.row_factors else None
+
     for g in loop(groups):
         group = byte_at(b, g * decoded.group_bytes)
-        prepared = gep(a, g * layout.group, float32)
-        sums = [[zero] * decoder.parts] * (rows * PANEL_VECTORS)
-        for s in loop(0, decoded.lines, _UNROLLED):
+        prepared = decoder.element(a, g * layout.group)
+        sums = [decoder.begin(factors_of(n), g) for n in range(rows * PANEL_VECTORS)]
+        for s in loop(0, decoded.lines, decoded.unrolled):
             lines = byte_at(group, s * decoded.line_bytes + decoded.codes_start)
-            at = gep(prepared, s * decoder.depth, float32)
-            for number in range(_UNROLLED):
+            at = decoder.element(prepared, s * decoder.depth)
+            for number in range(decoded.unrolled):
                 line = byte_at(lines, number * decoded.line_bytes)
                 sums = line_of_sums(decoded, row_bytes, at, line, number, sums)
-        for n, own in enumerate(sums):
-            i, j = n // PANEL_VECTORS, n % PANEL_VECTORS
-            found = decoder.total(own)
-            at_column = byte_at(group, j * decoded.vector_bytes)
-            if layout.zeros:
-                whole = byte_at(sums_of_a, i * row_bytes)
-                center = load(floats, byte_at(at_column, decoded.line_bytes))
-                found = fma(-center, broadcast(gep(whole, g, float32), "float", layout.lanes), found)
-            place = gep(stage, n * layout.lanes, float32)
-            store(fma(load(floats, at_column), found, load(floats, place)), place)
+        columns = [byte_at(group, j * decoded.vector_bytes) for j in range(PANEL_VECTORS)]
+        scales = [load(floats, at) for at in columns]
+        zeros = [load(floats, byte_at(at, decoded.line_bytes)) if layout.zeros else None for at in columns]
+        for i in range(rows):
+            own = sums[i * PANEL_VECTORS : (i + 1) * PANEL_VECTORS]
+            of_row = decoder.of_row(factors_of(i * PANEL_VECTORS), g)
+            add_row(decoder, own, of_row, scales, zeros, gep(stage, i * layout.columns, float32))
+
+
+@inline
+def add_row(
+    decoder: Decoder,
+    sums: list[list[Value]],
+    of_row: list[Word],
+    scales: list[Word],
+    zeros: list[Word | None],
+    stage: ptr,
+) -> None:
+    """Add the sums of a group to the totals of a row."""
+    for j, (own, scale, zero) in enumerate(zip(sums, scales, zeros, strict=True)):
+        place = gep(stage, j * decoder.layout.lanes, float32)
+        total = load(vector("float", decoder.layout.lanes), place)
+        store(decoder.scaled(own, of_row, scale, zero, total), place)
 
 
 @inline

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlx.codegen.cpu.primitives import MEMORY
+from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.native import twins
 from rlx.codegen.native.irtext import Value, constant, lanes_of, vector
 from rlx.codegen.native.irtypes import size_bytes
@@ -44,6 +45,8 @@ class Decoder:
 
     layout: QuantLayout
     parts: int = 1  # of an element of A, each with a sum of its own
+    spare = 2  # registers that multiplying takes beside sums and codes
+    unrolled = 4  # vectors of codes per turn of a loop over decoded weights
 
     @property
     def step(self) -> int:
@@ -100,6 +103,48 @@ class Decoder:
     def prepare(self, x: Value, place: ptr) -> None:
         """Store one vector of A as `multiply` reads it."""
         store(x, place)
+
+    # -- prepared rows: their elements, then what they have for each group
+
+    def row_bytes(self, padded_k: int) -> int:
+        """Bytes of a prepared row: its elements, then one sum per group where the weights have zeros."""
+        return 4 * (padded_k + (self.layout.groups if self.layout.zeros else 0))
+
+    @property
+    def row_factors(self) -> bool:
+        """Whether rows have something for each group."""
+        return self.layout.zeros
+
+    def factors_start(self, padded_k: int) -> int:
+        """Where in a prepared row that is."""
+        return 4 * padded_k
+
+    @inline
+    def element(self, row: ptr, k: Count) -> ptr:
+        """Where element k of a prepared row is."""
+        return gep(row, k, float32)
+
+    @inline
+    def begin(self, factors: ptr | None, g: Count) -> list[Value]:
+        """Where the sums of a group begin."""
+        return [constant(vector("float", self.layout.lanes), 0.0)] * self.parts
+
+    @inline
+    def of_row(self, factors: ptr | None, g: Count) -> list[Word]:
+        """What a row has for group g, in all lanes."""
+        if factors is None:
+            return []
+        return [broadcast(gep(factors, g, float32), "float", self.layout.lanes)]
+
+    @inline
+    def scaled(
+        self, own: list[Value], of_row: list[Word], scale: Word, zero: Word | None, total: Word
+    ) -> Word:
+        """The total of an output with the sums of a group."""
+        found = self.total(own)
+        if zero is not None:
+            found = fma(-zero, of_row[0], found)
+        return fma(scale, found, total)
 
 
 class PairDecoder(Decoder):

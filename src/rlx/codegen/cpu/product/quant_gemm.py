@@ -16,16 +16,16 @@ from rlx.codegen.cpu.product.gemm import DimValue, KernelInfo, Size
 from rlx.codegen.cpu.product.gemm_cut import Count, Tiles, share
 from rlx.codegen.cpu.product.gemm_end import Epilogue, Frame, TileEnd, finish_tile
 from rlx.codegen.cpu.product.quant_block import Decoded, add_block, decode_block
+from rlx.codegen.cpu.product.quant_bytes import ByteDecoder, byte_decoder, round_rows
 from rlx.codegen.cpu.product.quant_decode import Decoder, PairDecoder, factor
-from rlx.codegen.native.irtext import Module, Value, constant, vector
+from rlx.codegen.native.irtext import Module, constant, vector
 from rlx.codegen.native.notation import inline, native, write
 from rlx.codegen.native.words import (
-    broadcast,
+    Word,
     byte_at,
     call,
     field,
     float32,
-    fma,
     gep,
     i64,
     lanes,
@@ -51,17 +51,47 @@ _AHEAD = 8 << 10  # bytes from what is read to what is prefetched: panels follow
 
 
 def quant_layout(
-    k: int, n: int, target: Target, bits: int = 4, group: int = 32, scale: str = "f32", zeros: bool = False
+    k: int,
+    n: int,
+    target: Target,
+    bits: int = 4,
+    group: int = 32,
+    scale: str = "f32",
+    zeros: bool = False,
+    precision: str = "f32",
 ) -> QuantLayout:
-    """The layout that kernels for `target` read."""
-    return QuantLayout(k, n, bits, group, target.lanes("f32"), scale, zeros)
+    """The layout that kernels for `target` read; with rows rounded to bytes ("i8"), 8-bit codes in quads."""
+    quads = precision == "i8" and bits == 8
+    return QuantLayout(k, n, bits, group, target.lanes("f32"), scale, zeros, quads=quads)
+
+
+GROUPED = {
+    "dequantize_groups": "f32",
+    "coded_matmul": "i8",
+}  # ops that read such weights, their precision of A
+
+
+def grouped_precision(nest: ContractNest) -> str:
+    """In what precision a matmul with quantised weights takes its rows."""
+    assert nest.rhs_layout is not None
+    return GROUPED[nest.rhs_layout[0]]
 
 
 def own_groups(nest: ContractNest, target: Target) -> QuantLayout | None:
     """The stated layout of quantised weights, None if kernels for `target` read another one."""
     assert nest.rhs_layout is not None
     stated = dict(nest.rhs_layout[1])
-    return quantised_of(stated["layouts"], stated["group"], target.lanes("f32"))
+    quads = grouped_precision(nest) == "i8"
+    return quantised_of(stated["layouts"], stated["group"], target.lanes("f32"), quads)
+
+
+def decoder_of(layout: QuantLayout, target: Target, precision: str) -> Decoder:
+    """How a target multiplies rows of A with codes."""
+    if precision == "i8":
+        return byte_decoder(layout, target)
+    if layout.bits == 4 and target.has_bf16:
+        return PairDecoder(layout, 1 if precision == "bf16" else 2)
+    return Decoder(layout)
 
 
 def emit_quant_gemm(
@@ -84,7 +114,7 @@ def emit_quant_gemm(
     A is f32, begins `a_start` elements after its operand's, and its rows are `a_row` elements apart.
 
     `operands` are the argument fields of A, the weights and C; the epilogue is that of `gemm.emit_gemm`. With
-    precision "bf16", A may be rounded to bf16 where that is faster.
+    precision "bf16", A may be rounded to bf16 where that is faster; with "i8", rows are rounded to bytes.
 
     >>> from rlx.target.cpu import resolve
     >>> target = resolve("x86-64-v3")
@@ -118,11 +148,10 @@ class QuantGemm:
             dim_value,
         )
         self.shape = shape  # m, row stride of A, row stride of C, start of A
-        self.parts = (1 if precision == "bf16" else 2) if layout.bits == 4 and module.target.has_bf16 else 0
+        self.decoder = decoder_of(layout, module.target, precision)
         # Accumulators: per output its total and the sums of a group; and codes, a table and A.
-        per_panel = PANEL_VECTORS * (1 + max(self.parts, 1))
+        per_panel = PANEL_VECTORS * (1 + self.decoder.parts)
         self.rows = (module.target.registers - 6) // per_panel
-        self.decoder = PairDecoder(layout, self.parts) if self.parts else Decoder(layout)
         self.decoded = Decoded(self.decoder)
         self.tall = max(self.rows, self.decoded.rows(module.target.registers))
         self.main = module.function(name, KERNEL_ARGS)
@@ -142,11 +171,11 @@ class QuantGemm:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a prepared row: its elements, then one sum per group where the weights have zeros.
+        """Bytes from one prepared row to the next.
 
         An odd number of cache lines: rows that are a power of two apart would share a few sets of L1.
         """
-        lines = -(-4 * (self.padded_k + (self.layout.groups if self.layout.zeros else 0)) // _LINE)
+        lines = -(-self.decoder.row_bytes(self.padded_k) // _LINE)
         return (lines | 1) * _LINE
 
     @property
@@ -192,9 +221,18 @@ class QuantGemm:
             for row in loop(0, m, self.block_rows):
                 rows = min(m - row, self.block_rows)
                 source = gep(a, row * a_row, float32)
-                call(prepare_rows.written(f"{self.name}.prepare", kernel=self), source, a_row, scratch, rows)
+                call(self.preparing(), source, a_row, scratch, rows)
                 place = gep(c, row * c_row, self.end.c_element)
                 self.block(args, scratch, b, place, c_row, row, rows, first, stop)
+
+    def preparing(self) -> str:
+        """The function that prepares rows."""
+        name = f"{self.name}.prepare"
+        if isinstance(self.decoder, ByteDecoder):
+            return round_rows.written(
+                name, decoder=self.decoder, row_bytes=self.row_bytes, padded_k=self.padded_k
+            )
+        return prepare_rows.written(name, kernel=self)
 
     @inline
     def block(
@@ -269,12 +307,12 @@ class QuantGemm:
             """The products of a tile of at most `limit` rows."""
             if limit == self.lowest or height == limit:
                 line = byte_at(a, offset * self.row_bytes)
-                sums_of_a = gep(line, self.padded_k + g, float32)
+                factors = gep(byte_at(line, self.decoder.factors_start(self.padded_k)), g, float32)
                 function = add_block.written(
                     f"{self.name}.block{limit}", decoded=decoded, row_bytes=self.row_bytes, rows=limit
                 )
                 at = gep(stage, offset * layout.columns, float32)
-                call(function, gep(line, g * layout.group, float32), block, sums_of_a, at, groups)
+                call(function, self.decoder.element(line, g * layout.group), block, factors, at, groups)
             else:
                 add(offset, height, g, groups, limit - 1)
 
@@ -358,16 +396,22 @@ def compute_tile(
     layout, decoder, width = kernel.layout, kernel.decoder, panels * PANEL_VECTORS
     zero = constant(vector("float", layout.lanes), 0.0)
     step_bytes = layout.columns * layout.bits * decoder.step // 8
-    totals: list[Value] = [zero] * (rows * width)
+    totals: list[Word] = [Word(zero)] * (rows * width)
+
+    def factors_of(n: int) -> ptr | None:
+        """What the row of output n has for each group."""
+        place = n // width * kernel.row_bytes + decoder.factors_start(kernel.padded_k)
+        return byte_at(a, place) if decoder.row_factors else None
+
     for g in loop(layout.groups):
         weights = byte_at(b, g * layout.group_bytes)
-        prepared = gep(a, g * layout.group, float32)
+        prepared = decoder.element(a, g * layout.group)
         starts = [byte_at(weights, p * layout.panel_bytes) for p in range(panels)]
         for line in range(0, layout.group_bytes, _LINE):
             prefetch(byte_at(weights, line + _AHEAD))
-        sums = [[zero] * decoder.parts] * (rows * width)
+        sums = [decoder.begin(factors_of(n), g) for n in range(rows * width)]
         for s in loop(layout.group // decoder.step):
-            at = gep(prepared, s * decoder.step, float32)
+            at = decoder.element(prepared, s * decoder.step)
             offset = s * step_bytes + layout.codes_start
             places = [
                 byte_at(byte_at(start, offset), j * step_bytes // PANEL_VECTORS)
@@ -377,19 +421,14 @@ def compute_tile(
             row_places = [byte_at(at, i * kernel.row_bytes) for i in range(rows)]
             sums = decoder.multiply(row_places, places, sums)
 
-        def scaled(n: int, g: Count, start: ptr, j: int, own: list[Value], total: Value) -> Value:
-            """The total of output n with the sums of the group."""
-            found = decoder.total(own)
-            if layout.zeros:
-                whole = byte_at(a, n // width * kernel.row_bytes + 4 * kernel.padded_k)
-                of_a = broadcast(gep(whole, g, float32), "float", layout.lanes)
-                center = factor(layout, start, j, layout.factors_bytes)
-                found = fma(-center, of_a, found)
-            return fma(factor(layout, start, j, 0), found, total)
-
-        at_columns = [(start, j) for start in starts for j in range(PANEL_VECTORS)] * rows
+        columns = [(start, j) for start in starts for j in range(PANEL_VECTORS)]
+        scales = [factor(layout, start, j, 0) for start, j in columns]
+        zeros = [
+            factor(layout, start, j, layout.factors_bytes) if layout.zeros else None for start, j in columns
+        ]
+        of_rows = [decoder.of_row(factors_of(i * width), g) for i in range(rows)]
         totals = [
-            scaled(n, g, start, j, own, total)
-            for n, ((start, j), own, total) in enumerate(zip(at_columns, sums, totals, strict=True))
+            decoder.scaled(own, of_rows[n // width], scales[n % width], zeros[n % width], total)
+            for n, (own, total) in enumerate(zip(sums, totals, strict=True))
         ]
     kernel.end.through_stage(args, frame, totals, c, row, column, rows)
