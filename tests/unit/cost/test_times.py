@@ -106,11 +106,11 @@ def test_the_slowest_of_levels_decides() -> None:
     rates = resolve(V3).rates
     computing = Work(compute_ps=1e9, traffic=[Traffic(0, 1000.0)])
     moving = Work(compute_ps=1e3, traffic=[Traffic(0, 1e9)])
-    assert kernel_ps(rates, computing, [{"l1": 1.0}], 1) == pytest.approx(1e9, rel=1e-3)
-    levels = [kernel_ps(rates, moving, [{cache: 1.0}], 1) for cache in ("l1", "l2", "l3", "memory")]
+    assert kernel_ps(rates, computing, [{"l1": 1.0}], 1, 0.0) == pytest.approx(1e9, rel=1e-3)
+    levels = [kernel_ps(rates, moving, [{cache: 1.0}], 1, 0.0) for cache in ("l1", "l2", "l3", "memory")]
     assert levels == sorted(levels) and levels[-1] > 4 * levels[0]
     strided = Work(traffic=[Traffic(0, 1e9, strided=True)])
-    assert kernel_ps(rates, strided, [{"l3": 1.0}], 1) > 2 * levels[2]
+    assert kernel_ps(rates, strided, [{"l3": 1.0}], 1, 0.0) > 2 * levels[2]
     assert slowest([]) == 0.0
 
 

@@ -55,7 +55,7 @@ class Traffic:
 class Work:
     """A kernel at known sizes."""
 
-    compute_ps: float = 0.0
+    compute_ps: float = field(default=0.0)
     units: int = ANY_SHARE
     traffic: list[Traffic] = field(default_factory=list)
     inner: dict[str, float] = field(default_factory=dict)  # bytes between a core and a cache, beyond operands
@@ -97,7 +97,7 @@ def level_ps(rates: Rates, cache: str, nbytes: float, threads: float) -> float:
 
 
 def kernel_ps(
-    rates: Rates, work: Work, levels: Sequence[dict[str, float]], threads: int, foreign_ps: float = 0.0
+    rates: Rates, work: Work, levels: Sequence[dict[str, float]], threads: int, foreign_ps: float
 ) -> float:
     """The time of a kernel: its launch, and the slowest of instructions and of traffic at each level.
 
