@@ -40,8 +40,13 @@ class PlanFiles(Protocol):
 class Measuring(Protocol):
     """What `rlx.runtime.program` asks of `rlx.api.measure`."""
 
-    def measured(self, module: Any, threads: int) -> str: ...
-    def kernel_times(self, program: Any, binding: Mapping[str, int]) -> dict[int, float]: ...
+    @property
+    def measured(self) -> Callable[..., str]:
+        """The largest decisions of a plan, built both ways with so many threads and timed, as a table."""
+
+    @property
+    def kernel_times(self) -> Callable[..., dict[int, float]]:
+        """Microseconds of every kernel of a program, for sizes."""
 
 
 class Later(Protocol):

@@ -1,4 +1,4 @@
-"""Features of an AArch64 processor, as the kernel tells every process: LLVM would read /proc/cpuinfo, which
+"""Features of an AArch64 processor, as the kernel gives them to every process. LLVM reads another source, which
 describes the wrong machine under an emulator.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 from rlx.codegen.cpu.expression import ERROR_INDEX, Expression, Lane
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, kernel, product, unflatten
 from rlx.codegen.cpu.primitives import PRIMITIVES, from_memory, memory_type, register_type, to_memory
-from rlx.codegen.native.irtypes import constant, vector
+from rlx.codegen.native.irtypes import Value, constant, vector
 from rlx.codegen.native.notation import inline
 from rlx.codegen.native.words import (
     byte_at,
@@ -89,13 +89,13 @@ def emit_scatter(frame: KernelFrame, form: Scatter) -> EmittedKernel:
             elif width > 0:
                 store(i64(ERROR_INDEX), frame.error)
 
-    def inside(index: Mapping[int, tuple[Any, Any]]) -> i1:
+    def inside(index: Mapping[int, tuple[Value, Value | int]]) -> i1:
         found = i1(True)
         for value, extent in index.values():
             found &= ult(value, extent)
         return found
 
-    def one(point: Expression, same: Mapping[int, Any]) -> None:
+    def one(point: Expression, same: Mapping[int, Value]) -> None:
         """An update of a row whose index is known in part."""
         index = {n: same[n] if n in same else point(e) for n, e in enumerate(form.index)}
         flat = i64(_offset(frame, list(index.values()), dense))
