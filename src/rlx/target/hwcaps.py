@@ -1,5 +1,5 @@
-"""Features of an AArch64 processor, as the kernel gives them to every process. LLVM reads another source, which
-describes the wrong machine under an emulator.
+"""Features of an AArch64 processor, as the kernel gives them to every process. LLVM reads another source,
+which describes the wrong machine under an emulator.
 """
 
 from __future__ import annotations
