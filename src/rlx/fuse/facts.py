@@ -9,7 +9,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.types import Shape, TupleType
 from rlx.kernel.form import CodedContract, Contract, Conv, Form, Map, Pieces, Reduce
-from rlx.kernel.lowering import lower_node, pieces_body
+from rlx.kernel.lowering import lower_node, pieces_body, storage_of_codes
 from rlx.kernel.scalar import LOADS, Scalar, axes, body_cost, const, load_index, replace_axes
 from rlx.records import dataclass
 from rlx.target.prices import DEVICES, Prices
@@ -92,7 +92,9 @@ class Facts:
             return "map"
         if isinstance(form, Reduce):
             return "reduce"
-        if isinstance(form, (Contract, CodedContract)):
+        if isinstance(form, Contract):
+            return "contract"
+        if isinstance(form, CodedContract) and storage_of_codes(node) is not None:
             return "contract"
         return "conv" if isinstance(form, Conv) else "own"
 

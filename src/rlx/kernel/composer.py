@@ -25,7 +25,7 @@ from rlx.kernel.form import (
     dense_strides,
 )
 from rlx.kernel.legality import same_space
-from rlx.kernel.lowering import guard_loads, lower_node, pieces_body
+from rlx.kernel.lowering import guard_loads, lower_node, pieces_body, storage_of_codes, stored_operand
 from rlx.kernel.nests import (
     ComposeError,
     Computed,
@@ -396,19 +396,12 @@ class Composer:
 
     def _reads_codes(self, node: Node, form: Form) -> bool:
         """Whether a node multiplies codes, which share a storage with their factors."""
-        if not isinstance(form, CodedContract):
-            return False
-        stored = {stored_operand(o).id if o.reader_side else -1 for o in node.operands[1:]}
-        return len(stored) == 1 and stored <= self.inputs.keys()
+        stored = storage_of_codes(node) if isinstance(form, CodedContract) else None
+        return stored is not None and stored.id in self.inputs
 
     def _storage(self, node: Node) -> int:
         """The body input that an operand is read from, in a layout that its reader knows."""
         return self.inputs[stored_operand(node).id]
-
-
-def stored_operand(node: Node) -> Node:
-    """The storage behind a value that belongs to its readers."""
-    return node.operands[0].operands[0] if node.op.decodes else node.operands[0]
 
 
 def _check_prologue(value: Scalar, root: Node) -> None:

@@ -35,6 +35,19 @@ def _form_of(node: Node) -> Form:
     return known
 
 
+def stored_operand(node: Node) -> Node:
+    """The storage behind a value that belongs to its readers."""
+    return node.operands[0].operands[0] if node.op.decodes else node.operands[0]
+
+
+def storage_of_codes(node: Node) -> Node | None:
+    """The storage that a matmul of codes reads these and their factors from; None if they are apart."""
+    if not all(o.reader_side for o in node.operands[1:]):
+        return None
+    first, *others = (stored_operand(o) for o in node.operands[1:])
+    return first if all(other.id == first.id for other in others) else None
+
+
 def pieces_body(form: Pieces) -> Scalar:
     """Boxes as one expression: the box that holds the point decides."""
     at = axes(len(form.space))
