@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-KIND = "zen4-x86-64-v4-bf16-vnni"  # of the machine that the README shows
+KIND = "zen5-x86-64-v4-bf16-vnni"  # of the machine that the README shows
 PAGE = ROOT / "docs" / "benchmarks" / f"{KIND}.md"
 sys.path.insert(0, str(ROOT / "bench"))
 from rlx_bench.chart import Group, svg  # noqa: E402 - from this clone
@@ -43,7 +43,7 @@ CHART = {
     ("ResNet-50 b1", 1): "ResNet-50, batch 1",
     ("ResNet-50 b1", 2): "ResNet-50, batch 1",
     ("GPT-2 decode after 128", 1): "GPT-2, one token after 128",
-    ("ResNet-50 bf16 b1", 2): "ResNet-50, batch 1, bf16",
+    ("MLP b1 64-256-10 by run", 1): "small MLP by run()",
 }
 
 
@@ -94,7 +94,7 @@ def chart(page: str) -> str:
         times = {name: row[engine] for engine, name in engines.items() if row[engine] != "-"}
         label = f"{name}, {threads} thread{'s' * (threads > 1)}"
         groups.append((label, {name: (seconds(t), t.split(" ±")[0]) for name, t in times.items()}))
-    machine = "Two cores of a Zen 4 server (AVX-512), f32 unless named, medians"
+    machine = "Two cores of a Zen 5 server (AVX-512), f32, medians"
     note = f"{machine}; measured at commit {commit(page)}. RLX = 1."
     return svg("Time per run against peers: shorter bars are faster", note, groups)
 
