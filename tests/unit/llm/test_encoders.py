@@ -180,7 +180,7 @@ def test_modules_cannot_leave_their_folder(tmp_path: Path) -> None:
     tiny.write_folder(tmp_path, config, tiny.random_weights(config))
     modules = [{"path": "../elsewhere", "type": "sentence_transformers.models.Pooling"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(FormatError, match="which is no folder beside it"):
+    with pytest.raises(FormatError, match="which is not a folder next to it"):
         rlx.llm.load(tmp_path)
 
 

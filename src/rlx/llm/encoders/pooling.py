@@ -81,7 +81,7 @@ def _modules(path: Path) -> list[tuple[str, str]]:
         found = [(str(one["path"]), str(one["type"])) for one in given]
     for place, kind in found:
         if Path(place).name != place and place:
-            raise FormatError(f"{path}: the module {kind!r} is in {place!r}, which is no folder beside it")
+            raise FormatError(f"{path}: module {kind!r} is in {place!r}, which is not a folder next to it")
     return [(place, kind.removeprefix(_MODULE).rpartition(".")[2]) for place, kind in found]
 
 

@@ -51,7 +51,7 @@ class gather_stored(Op):
         if not isinstance(matrix, TensorType) or matrix.rank != 2:
             raise ShapeError(f"{self.name}: {stored} does not hold one matrix")
         if not matrix.dtype.is_float:
-            raise DTypeError(f"{self.name}: {matrix} is no matrix of real numbers")
+            raise DTypeError(f"{self.name}: {matrix} is not a matrix of real numbers")
         return TensorType(F32, (*indices.shape, matrix.shape[0]))
 
     def ref(
