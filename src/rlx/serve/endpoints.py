@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,8 +43,8 @@ class Endpoints:
     def __init__(self, engine: Engine, served: Served, metrics: Metrics, timeout: float) -> None:
         self.engine, self.served = engine, served
         self._metrics, self._timeout, self._started = metrics, timeout, int(time.time())
-        self._preparing = ThreadPoolExecutor(_PREPARING, "rlx-prepare")
-        self._embedding = ThreadPoolExecutor(_EMBEDDING, "rlx-embed")
+        self._preparing = _started_pool(_PREPARING, "rlx-prepare")
+        self._embedding = _started_pool(_EMBEDDING, "rlx-embed")
         self._waiting_embeddings = 0
 
     def close(self) -> None:
@@ -184,6 +185,16 @@ class Endpoints:
 
     def _about(self) -> dict[str, object]:
         return {"id": self.served.name, "object": "model", "created": self._started, "owned_by": "rlx"}
+
+
+def _started_pool(threads: int, name: str) -> ThreadPoolExecutor:
+    """A pool whose threads all run. By itself it starts them one by one as requests meet, so that the memory
+    of a server would grow by chance.
+    """
+    pool, here = ThreadPoolExecutor(threads, name), threading.Barrier(threads)
+    for future in [pool.submit(here.wait) for _ in range(threads)]:
+        future.result()
+    return pool
 
 
 @contextmanager

@@ -213,7 +213,8 @@ def check_storms(pid: int, client: Client, first: int, goes_on: Callable[[int], 
     after, threads_after = left(pid, client)
     assert client.chat("Hello", max_tokens=9).text == said
     report = f"{sum(done.values())} requests: {dict(done)}; {memory >> 10} -> {after >> 10} KiB"
-    assert threads_after <= threads and after <= 1.02 * memory, report
+    assert threads_after <= threads, f"{threads} -> {threads_after} threads after {report}"
+    assert after <= 1.02 * memory, report
     return report
 
 
