@@ -146,5 +146,4 @@ def nbits(bits: int, m: int, k: int, n: int) -> Workload:
         writes=False,
         bytes=float(k * n * bits // 8 + scales.nbytes) * copies,
         copies=copies,
-        tolerance=2e-2,
     )

@@ -81,7 +81,7 @@ NETWORKS: dict[str, Network] = {
         tolerance=BYTES,
         dtype="i8",
     ),
-    "int4": Network(others.int4, {"width": 128}, tolerance=2e-2),
+    "int4": Network(others.int4, {"width": 128}),
     "mlp-64-widths": Network(others.mlp_of_widths, {"layers": 9, "least": 16, "step": 4}),
     "trees-b1": Network(others.trees, {"count": 20, "depth": 4, "features": 8}),
     "trees-b1000": Network(
