@@ -46,7 +46,6 @@ from rlx.target.cpu import Target
 _BLOCK_ROWS = 128  # most rows of A prepared at a time, as long as they fit twice the L2 cache
 _FEW_ROWS = 32  # prepared at a time, however long they are
 _LINE = 64  # bytes of a cache line
-_PANELS_AT_ONCE = 1  # panels per call: with more, memory is read in several places at once, which is slower
 _AHEAD = 8 << 10  # bytes from what is read to what is prefetched: panels follow one another
 
 
@@ -165,10 +164,6 @@ class QuantGemm:
             raise ShapeError(f"kernel {self.name!r} has the symbolic size {x} but no dim_value to read it by")
         return self.dim_value(self.main, x)
 
-    def panels_at_once(self, rows: int) -> int:
-        """Panels that one call takes: as many as the registers of the tallest tile hold."""
-        return min(self.rows // rows, _PANELS_AT_ONCE)
-
     @property
     def row_bytes(self) -> int:
         """Bytes from one prepared row to the next.
@@ -202,7 +197,7 @@ class QuantGemm:
 
     @property
     def stage_bytes(self) -> int:
-        """Scratch of the sums of a block of rows of one panel, or of a few rows of several."""
+        """Scratch of the sums of a block of rows of one panel."""
         return max(self.block_rows, self.rows) * self.layout.columns * 4
 
     @inline
@@ -251,46 +246,28 @@ class QuantGemm:
         layout, element = self.layout, self.end.c_element
         tiles = Tiles.of(self.main, rows, self.rows)
 
-        def run(height: int, panels: int, j: Count, offset: Count) -> None:
-            """Some rows, from `offset` on, of some panels, from j on."""
+        def run(height: int, j: Count, offset: Count) -> None:
+            """Some rows, from `offset` on, of panel j."""
             column = j * layout.columns
             place = gep(gep(c, offset * c_row, element), column, element)
             weights = byte_at(b, j * layout.panel_bytes)
             prepared = byte_at(a, offset * self.row_bytes)
-            function = compute_tile.written(
-                f"{self.name}.{height}x{panels}", kernel=self, rows=height, panels=panels
-            )
+            function = compute_tile.written(f"{self.name}.{height}x1", kernel=self, rows=height)
             call(function, args, self.frame.pointer, prepared, weights, place, row + offset, column)
 
         def tile(t: Count, j: Count, height: Count, limit: int) -> None:
             """The rows of tile t, which are at most `limit`, of panel j."""
             if limit == 1 or height == limit:
-                run(limit, 1, j, tiles.row(self.main, t))
+                run(limit, j, tiles.row(self.main, t))
             else:
                 tile(t, j, height, limit - 1)
-
-        def one_by_one(begin: Count) -> None:
-            for j in loop(begin, stop):
-                for t in loop(tiles.count):
-                    tile(t, j, tiles.height(t), self.rows)
-
-        def few(choices: list[int]) -> None:
-            """Several panels at once while the rows are few, then the panels that are left."""
-            if not choices:
-                one_by_one(first)
-            elif rows == choices[0]:
-                panels = self.panels_at_once(choices[0])
-                cut = first + udiv(stop - first, panels) * panels
-                for j in loop(first, cut, panels):
-                    run(choices[0], panels, j, 0)
-                one_by_one(cut)
-            else:
-                few(choices[1:])
 
         if rows > self.rows:
             self.by_blocks(args, a, b, c, row, rows, first, stop)
         else:
-            few([height for height in range(1, self.rows) if self.panels_at_once(height) > 1])
+            for j in loop(first, stop):
+                for t in loop(tiles.count):
+                    tile(t, j, tiles.height(t), self.rows)
 
     @inline
     def by_blocks(
@@ -390,10 +367,9 @@ def compute_tile(
     *,
     kernel: QuantGemm,
     rows: int,
-    panels: int,
 ) -> None:
-    """Compute `rows` rows of some panels of C from (row, column) on; the pointers point to its operands."""
-    layout, decoder, width = kernel.layout, kernel.decoder, panels * PANEL_VECTORS
+    """Compute `rows` rows of a panel of C from (row, column) on; the pointers point to its operands."""
+    layout, decoder, width = kernel.layout, kernel.decoder, PANEL_VECTORS
     zero = constant(vector("float", layout.lanes), 0.0)
     step_bytes = layout.columns * layout.bits * decoder.step // 8
     totals: list[Word] = [Word(zero)] * (rows * width)
@@ -406,7 +382,6 @@ def compute_tile(
     for g in loop(layout.groups):
         weights = byte_at(b, g * layout.group_bytes)
         prepared = decoder.element(a, g * layout.group)
-        starts = [byte_at(weights, p * layout.panel_bytes) for p in range(panels)]
         for line in range(0, layout.group_bytes, _LINE):
             prefetch(byte_at(weights, line + _AHEAD))
         sums = [decoder.begin(factors_of(n), g) for n in range(rows * width)]
@@ -414,17 +389,15 @@ def compute_tile(
             at = decoder.element(prepared, s * decoder.step)
             offset = s * step_bytes + layout.codes_start
             places = [
-                byte_at(byte_at(start, offset), j * step_bytes // PANEL_VECTORS)
-                for start in starts
+                byte_at(byte_at(weights, offset), j * step_bytes // PANEL_VECTORS)
                 for j in range(PANEL_VECTORS)
             ]
             row_places = [byte_at(at, i * kernel.row_bytes) for i in range(rows)]
             sums = decoder.multiply(row_places, places, sums)
 
-        columns = [(start, j) for start in starts for j in range(PANEL_VECTORS)]
-        scales = [factor(layout, start, j, 0) for start, j in columns]
+        scales = [factor(layout, weights, j, 0) for j in range(width)]
         zeros = [
-            factor(layout, start, j, layout.factors_bytes) if layout.zeros else None for start, j in columns
+            factor(layout, weights, j, layout.factors_bytes) if layout.zeros else None for j in range(width)
         ]
         of_rows = [decoder.of_row(factors_of(i * width), g) for i in range(rows)]
         totals = [
