@@ -20,7 +20,7 @@ from rlx_bench.llm.llama_cpp import PeerError
 from rlx_bench.llm.peers import PEERS, limits
 from rlx_bench.oracle import difference
 
-MODULE = "rlx_bench.llm.worker"
+MODULE, LIMITS = "rlx_bench.llm.worker", "rlx_bench.llm.limits"
 CONTEXT = 1024
 STORING = 120.0  # seconds: programs are stored in the background, and a process waits for that at its end
 APART = 0.25
@@ -53,12 +53,18 @@ def measure(
             found[engine].error = str(error)
         ready.pop(engine, None)
 
-    vocabulary = open_gguf(path).tensors["token_embd.weight"].shape[0]
+    tensors = open_gguf(path).tensors
+    vocabulary = tensors["token_embd.weight"].shape[0]
+    matrices = [t for name, t in tensors.entries.items() if name.startswith("blk.") and len(t.shape) == 2]
+    flops = 2.0 * sum(t.elements for t in matrices)  # for each token of a prompt: all but logits
+    read = 0.0  # bytes of weights for each token that is decoded
     random = np.random.default_rng(0)
     longest = max(*plan.prompts, plan.after + plan.decode)
     tokens = random.integers(0, vocabulary, longest).tolist()
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         ready: dict[str, Worker] = {}
+        machine = Worker("the machine", threads, LIMITS)
+        stack.callback(machine.close, 0.5)
         for e in engines:
             say(f"{name}: loading with {e}")
             try:
@@ -81,16 +87,22 @@ def measure(
                 for what, count in zip(measures, plan.prompts, strict=False):
                     found = ready[e].ask("prefill", tokens=tokens[:count], samples=samples)
                     rows[what][e].times += found["times"]
+                    if is_own(e):
+                        rows[what][e].rates += machine.ask("rates", what="flops", samples=samples)["rates"]
                 given = tokens[: plan.after + plan.decode]
                 found = ready[e].ask("decode", tokens=given, after=plan.after, samples=samples)
                 rows[DECODE][e].times += found["times"]
+                if is_own(e):
+                    rows[DECODE][e].rates += machine.ask("rates", what="bytes", samples=samples)["rates"]
+                    read = float(ready[e].ask("weights")["bytes"])
             except EngineError as error:
                 failed(e, error)
         for e in tuple(ready):
             rows[MEMORY][e].times.append(float(ready[e].ask("memory")["bytes"]))
         _compare(Path(folder), rows)
     for what, found in rows.items():
-        yield Row(f"{name}, {what}", threads, 0.0, 0.0, list(found.values()))
+        does = (flops if what in measures[:-1] else 0.0, read if what == DECODE else 0.0)
+        yield Row(f"{name}, {what}", threads, *does, list(found.values()))
 
 
 def _worker(engine: str, threads: int, stack: ExitStack) -> Worker:

@@ -56,6 +56,14 @@ class RlxSession:
     def logits(self, tokens: np.ndarray) -> np.ndarray | None:
         return self.model.state.every(tokens.tolist(), "logits")
 
+    def weights(self) -> int:
+        """Bytes of what matmuls read for each token; tables of which a token reads a row are not counted."""
+        graph = self.model.program.graph
+        matmuls = [n for n in graph.nodes if "contract" in (n.attrs.get("kind"), n.op.name)]
+        params = {p.id: p for p in graph.params.values()}
+        read = {o.id for n in matmuls for o in n.operands} & params.keys()
+        return sum(int(params[i].tensor.nbytes) for i in read)
+
 
 class CSession:
     """llama.cpp and its relative, through their C interface."""

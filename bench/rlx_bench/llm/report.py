@@ -60,6 +60,8 @@ def cell(row: Row, m: Measured) -> str:
     """
     >>> cell(Row("m, prefill 128", 1, 0, 0, []), Measured("rlx", [0.005, 0.005]))
     '200 ±0%'
+    >>> cell(Row("m, decode", 1, 0, 8e6, []), Measured("rlx", [0.005], rates=[2e9]))
+    '200 ±0%, 80% of reading'
     >>> cell(Row("m, memory", 1, 0, 0, []), Measured("rlx", [2.0**28], error="far off"))
     '256 MiB, wrong'
     """
@@ -72,6 +74,9 @@ def cell(row: Row, m: Measured) -> str:
         text = f"{m.median / (1 << 20):.0f} MiB"
     else:
         text = f"{1 / m.median:.0f} ±{m.spread:.0%}"
+        if m.rates:
+            share = (row.bytes or row.flops) / m.median / m.machine
+            text += f", {share:.0%} of {'reading' if row.bytes else 'f32'}"
     return text + ", wrong" * bool(m.error)
 
 
@@ -132,7 +137,9 @@ def as_markdown(results: Results) -> str:
         "rounds, several in blocks. Prefill and decode are tokens a second: the median, ± half the distance",
         "between the quartiles. Memory is the most that the process had. *rlx vs best* is above 1 where RLX",
         "is better than every peer. Logits are compared with RLX's: *wrong* is an engine that is further off",
-        "than rounding explains; it is not counted.",
+        "than rounding explains; it is not counted. RLX's speed is also a share of what the machine gives",
+        "next to it: of f32 multiply-adds for prompts (one for each weight of the layers), of plain reads",
+        "for decode (of the weights that matmuls read).",
         "",
     ]
     if results.rows:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlx_bench.commands import answer_commands
-from rlx_bench.llm.peers import PEERS, peak_memory
+from rlx_bench.llm.peers import PEERS, RlxSession, peak_memory
 from rlx_bench.quiet import take_precedence
 
 WINDOW = 512  # tokens that perplexity reads at a time
@@ -60,6 +60,11 @@ class _Bench:
         given = np.array(tokens, np.int32)
         self.session.prefill(given[:after])
         return {"times": [self.session.decode(given, after) for _ in range(samples)]}
+
+    def weights(self) -> dict[str, Any]:
+        """Bytes of weights that RLX's matmuls read for a token."""
+        assert isinstance(self.session, RlxSession)
+        return {"bytes": self.session.weights()}
 
     def memory(self) -> dict[str, Any]:
         return {"bytes": peak_memory()}

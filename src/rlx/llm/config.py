@@ -84,9 +84,14 @@ class Config:
         return self.local_rope if self.local_rope is not None and self.window_of(layer) else self.rope
 
     @property
-    def kv_bytes(self) -> int:
-        """Bytes of keys and values for each token, in f32; layers of encoders have theirs in turns."""
-        return 2 * (1 if self.is_encoder else self.layers) * self.kv_heads * self.depth * 4
+    def attention_dtype(self) -> str:
+        """What queries, keys and values of a single sequence are. Those in pages are f32."""
+        return "bf16" if self.activations == "i8" and not self.is_encoder else "f32"
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers in keys and values of each token; layers of encoders have theirs in turns."""
+        return 2 * (1 if self.is_encoder else self.layers) * self.kv_heads * self.depth
 
 
 def _refuse(path: str, architecture: object) -> UnsupportedError:

@@ -123,9 +123,7 @@ class _Decoder:
 
     def numbers(self, entry: Entry) -> Node:
         """A tensor of floating-point numbers, in f32."""
-        node = self.param(plain_part(entry))
-        made: Node = node if node.dtype.name == "f32" else ops.cast(node, "f32")
-        return made
+        return _as(self.param(plain_part(entry)), "f32")
 
     def vector(self, name: str, size: int) -> Node:
         return self.numbers(self.entry(name, size))
@@ -338,12 +336,13 @@ class _Decoder:
         seen = []
         for name, rows in (("k", k), ("v", v)):
             shape = (config.kv_heads, self.positions, config.depth)
-            updated, filled = ops.append(g.state(f"{name}{i}", shape, "f32"), rows, self.past, axis=1)
+            cache = g.state(f"{name}{i}", shape, config.attention_dtype)
+            updated, filled = ops.append(cache, self.attended(rows), self.past, axis=1)
             g.set_state(f"{name}{i}", updated)
             seen.append(ops.reshape(filled, (1, config.kv_heads, self.past + new, config.depth)))
         turned = self.turned(q, config.rope_of(i))
-        query = ops.reshape(turned, (1, config.heads, new, config.depth))
-        window = self.window(i)
+        query = ops.reshape(self.attended(turned), (1, config.heads, new, config.depth))
+        window, sinks = self.window(i), self.sinks(i)
         context = ops.attention(
             query,
             *seen,
@@ -352,10 +351,13 @@ class _Decoder:
             scale=config.scale,
             softcap=config.score_cap,
             offset=self.past,
-            sinks=self.sinks(i),
+            sinks=None if sinks is None else self.attended(sinks),
         )
-        made: Node = ops.transpose(context, (0, 2, 1, 3))
-        return made
+        return _as(ops.transpose(context, (0, 2, 1, 3)), "f32")
+
+    def attended(self, x: Node) -> Node:
+        """Queries, keys or values as attention takes them."""
+        return _as(x, self.config.attention_dtype)
 
 
 class PagedDecoder(_Decoder):
@@ -422,3 +424,9 @@ class PagedDecoder(_Decoder):
             sinks=self.sinks(i),
         )
         return made
+
+
+def _as(x: Node, dtype: str) -> Node:
+    """x in another precision, if it has one."""
+    made: Node = x if x.dtype.name == dtype else ops.cast(x, dtype)
+    return made

@@ -93,7 +93,7 @@ class Engine(ModelText):
         if draft is not None and source.config.is_encoder:
             raise ConfigError(f"{source.path} is an encoder, which has no draft")
         other = None if draft is None or draft == LOOKUP else self._draft_source(draft, notify)
-        each = source.config.kv_bytes + (0 if other is None else other.config.kv_bytes)
+        each = 4 * (source.config.kv_numbers + (0 if other is None else other.config.kv_numbers))  # f32
         self._page_total = self._page_count(config.parse_bytes(kv_memory, "kv_memory"), PAGE * each)
         most = prefill_chunk + slots + (0 if draft is None else MOST_PROPOSED)  # tokens of a step
         self.program = paged_program(source, self.positions, most, options)

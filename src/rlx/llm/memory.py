@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rlx import config
 from rlx.api.compile import plan
 from rlx.errors import BudgetError
+from rlx.ir.dtype import dtype
 from rlx.llm.batching.pages import PAGE, pages_for
 from rlx.llm.decoder import build
 from rlx.llm.encoders.graph import build_encoder
@@ -40,7 +41,7 @@ def memory_of(source: Source, context: int | None = None) -> Mapping[str, int]:
         "file": source.tensors.nbytes,
         "weights": int(sizes["weight"]),
         "context": positions,
-        "kv_per_1000_tokens": 1000 * source.config.kv_bytes,
+        "kv_per_1000_tokens": 1000 * source.config.kv_numbers * dtype(source.config.attention_dtype).itemsize,
         "kv": int(sizes["state"]),
         "activations": activations(at_once),
         "activations_of_one_token": activations(1),

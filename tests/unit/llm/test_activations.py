@@ -38,7 +38,8 @@ def test_logits_are_those_of_the_reference(kind: str, tmp_path: Path) -> None:
     tokens = np.random.default_rng(0).integers(2, 95, 20)
     feed = {"past": 0, "tokens": tokens, "wanted": np.arange(20)}
     found = rlx.compile(graph).stream().step(feed)["logits"]
-    empty = {s.name: np.zeros([int(d) for d in s.input.shape], np.float32) for s in graph.states}
+    assert {s.input.dtype.name for s in graph.states} == {"bf16"}
+    empty = {s.name: np.zeros([int(d) for d in s.input.shape], s.input.dtype.np) for s in graph.states}
     wanted = evaluate(graph, {**feed, "past": np.zeros((0, 0), np.int8)}, states=empty)["logits"]
     apart = np.abs(found - wanted).max(1) / np.abs(wanted).max()
     assert apart.min() < 1e-5 and apart.max() < 0.05

@@ -193,7 +193,7 @@ def test_engines_with_few_pages(kind: str, folder: Path, by_generation: dict[int
     asked = [Request(PROMPT[: 40 + i], max_tokens=100, sampling=HOWS[i % 3]) for i in range(5)]
     with Engine(folder, slots=1, context=256) as engine:
         want = outcomes(engine, asked, by_generation)
-        kv = engine.config.kv_bytes
+        kv = 4 * engine.config.kv_numbers
     memory = 6 * 64 * kv * (2 if kind == "itself" else 1)
     draft = folder if kind == "itself" else kind
     with Engine(folder, draft=draft, slots=4, kv_memory=memory, context=256) as engine:

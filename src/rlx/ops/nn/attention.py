@@ -15,7 +15,7 @@ from rlx.errors import DTypeError, OpAttributeError, ShapeError, TypeMismatchErr
 from rlx.ir.assume import require_equal, require_shape
 from rlx.ir.attr import Attr, boolean, dim, ints, optional, real
 from rlx.ir.dim import Dim, known_le
-from rlx.ir.dtype import F32, F64, I64, convert
+from rlx.ir.dtype import BF16, F32, F64, I64, convert
 from rlx.ir.dtype import dtype as as_dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
@@ -196,10 +196,14 @@ class _attention(Op):
         else:
             own = (heads,) if group == 1 else (k.shape[1], group)
             weights = softmax_beside(scores, reshape(widen(sink), (*own, 1, 1)))
-        out: Node = dot_general(weights, widen(v), ((weights.rank - 1,), (2,)), pairs)
-        if group != 1:
-            out = reshape(out, (batch, heads, queries, v.shape[3]))
-        made: Node = out if wide is None else cast(out, dtype=v.dtype)
+        if v.dtype is BF16:  # both products are of bf16 with sums of f32, which is one kernel
+            weights = cast(weights, dtype=BF16)
+        else:
+            v = widen(v)
+        out: Node = dot_general(weights, v, ((weights.rank - 1,), (2,)), pairs, wide)
+        if wide is not None:
+            out = cast(out, dtype=q.dtype)
+        made: Node = out if group == 1 else reshape(out, (batch, heads, queries, v.shape[3]))
         return made
 
     def samples(self) -> list[Sample]:
