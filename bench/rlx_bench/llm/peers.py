@@ -57,11 +57,11 @@ class RlxSession:
         return self.model.state.every(tokens.tolist(), "logits")
 
     def weights(self) -> int:
-        """Bytes of what matmuls read for each token; tables of which a token reads a row are not counted."""
+        """Bytes of what is read for each token: params but for tables of which a token reads a row."""
         graph = self.model.program.graph
-        matmuls = [n for n in graph.nodes if "contract" in (n.attrs.get("kind"), n.op.name)]
         params = {p.id: p for p in graph.params.values()}
-        read = {o.id for n in matmuls for o in n.operands} & params.keys()
+        tables = {"gather", "gather_stored"}
+        read = {o.id for n in graph.nodes if n.op.name not in tables for o in n.operands} & params.keys()
         return sum(int(params[i].tensor.nbytes) for i in read)
 
 
