@@ -15,7 +15,7 @@ import pytest
 
 from measured import grows
 from rlx.codegen.cpu.kernels import KERNEL_ARGS
-from rlx.codegen.native.irtext import Int, Module, Value, constant
+from rlx.codegen.native.irtext import Bool, Int, Module, Value, constant
 from rlx.codegen.native.jit import Code
 from rlx.errors import ConfigError, KernelError
 from rlx.runtime.barriers import ALL
@@ -35,6 +35,7 @@ def emit_kernels(module: Module) -> None:
     _emit_log(module)
     _emit_fail(module)
     _emit_multiply(module)
+    _emit_linger(module)
 
 
 def _emit_relay(module: Module) -> None:
@@ -59,6 +60,21 @@ def _emit_relay(module: Module) -> None:
 
     f.loop(0, threads, 1, [], check)
     f.store(f.add(value, 1), f.gep(target, f.mul(thread, LINE), "i64"))
+
+
+def _emit_linger(module: Module) -> None:
+    """linger(args: words): set word 0, and stay until word 1 is no longer 0."""
+    f = module.function("linger", KERNEL_ARGS)
+    words = f.field(f.args[0], OPERANDS, "ptr")
+    f.atomic_store(f.value(1), words, "seq_cst")
+
+    def held(_: list[Value]) -> Bool:
+        return f.cmp("eq", f.atomic_load("i64", f.gep(words, 1, "i64")), 0)
+
+    def rest(_: list[Value]) -> None:
+        f.call("sched_yield", [], "i32")
+
+    f.while_loop([], held, rest)
 
 
 def _emit_log(module: Module) -> None:
@@ -199,6 +215,40 @@ def test_the_relay_notices_a_missing_barrier(code: Code) -> None:
             for _ in range(200):
                 cells[0] = 0
                 program.run()
+
+
+@linux
+@pytest.mark.parametrize("oversubscribe", [False, True])
+def test_threads_that_wait_for_long_leave_their_core(code: Code, oversubscribe: bool) -> None:
+    """At a barrier inside a run they spin for 200 us, no longer; who waits first may be the caller."""
+    threads = 4 if oversubscribe else min(2, len(CPUS))
+    words = table(2)
+    with Pool(threads, oversubscribe=oversubscribe) as pool:
+        for owner in range(threads):
+            cells = np.zeros((pool.threads, LINE), np.int64)
+            kinds = [(code.address("linger"), owner), (code.address("log"), ALL)]
+            records = [Record(address, OPERANDS + 2, owner=who) for address, who in kinds]
+            program = NativeProgram(records, pool=pool, keep=code)
+            program.args(0)[OPERANDS] = words.ctypes.data
+            program.args(1)[OPERANDS:] = cells.ctypes.data, 5
+            words[:] = 0
+            user = threading.Thread(target=program.run)
+            user.start()
+            while not words[0]:
+                time.sleep(0.001)
+            team = pool._team
+            assert team is not None
+            idle = [worker.ident for thread, worker in enumerate(team._workers, 1) if thread != owner]
+            idle += [user.ident] * (owner != 0)
+            clocks = [time.pthread_getcpuclockid(ident or 0) for ident in idle]
+            time.sleep(0.05)
+            before = [time.clock_gettime(clock) for clock in clocks]
+            time.sleep(0.2)
+            used = [time.clock_gettime(clock) - x for clock, x in zip(clocks, before, strict=True)]
+            words[1] = 1
+            user.join()
+            assert max(used, default=0.0) < 0.01
+            assert cells[:, 0].tolist() == [5] * pool.threads
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from rlx.codegen.native.words import (
     alloca,
     atomic_load,
     atomic_rmw,
+    atomic_store,
     builder,
     external,
     gep,
@@ -26,6 +27,11 @@ SPINS = 2000
 """Looks, with a pause each, before a thread that waits yields or sleeps: some 30 to 50 microseconds, far
 beyond the skew of balanced shares."""
 
+SPIN_MICROSECONDS = 200.0
+"""How long a thread that waits may keep its core from others; then it sleeps."""
+
+_NAP_NS = 5_000_000  # how long a thread sleeps that nobody wakes
+_YIELD_NS = 100_000  # of that, after the pauses, which take twice as long on some machines
 _CLOCK_MONOTONIC = 1
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
 _DOZE_NS = 50_000
@@ -64,23 +70,63 @@ def wait_while(
 
 
 @inline
+def wait_for_change(word: ptr, old: i64, spins: Int, sleepers: ptr) -> None:
+    """Wait until a thread that works calls `change` on `word`, which is `old`: pause `spins` times, then
+    yield, then sleep; `sleepers` counts those that do. It should be on another cache line.
+
+    A barrier between storing the word and looking at `sleepers` would cost every `change` some 25 ns. So one
+    that stores at the very moment when another falls asleep may not see it: nobody sleeps for long.
+    """
+    tries, deadline = i64(0), i64(0)
+    while atomic_load(i64, word) == old:
+        if tries < spins:
+            pause()
+        else:
+            if tries == spins:
+                deadline = clock() + _YIELD_NS
+            if clock() < deadline:
+                sched_yield()
+            else:
+                atomic_rmw("add", sleepers, i64(1), "seq_cst")
+                if atomic_load(i64, word, "seq_cst") == old:
+                    sleep_while(word, old, _NAP_NS)
+                atomic_rmw("sub", sleepers, i64(1), "monotonic")
+        tries += 1
+
+
+@inline
+def change(word: ptr, new: i64, sleepers: ptr) -> None:
+    """Store `new`, and wake who sleeps in `wait_for_change`."""
+    atomic_store(new, word)
+    if atomic_load(i64, sleepers, "monotonic") != 0:
+        wake(word, everybody=True)
+
+
+@inline
 def doze(word: ptr, expected: i64) -> None:
     """Yield in WebAssembly, which only sleeps: for a moment, while a word is what is expected."""
     _web_wait(word, trunc(expected, i32), i64(_DOZE_NS))
 
 
 @inline
-def sleep_while(word: ptr, expected: i64) -> None:
-    """Sleep until `wake` is called on `word`, unless it no longer holds `expected`. May return early.
+def sleep_while(word: ptr, expected: i64, most_ns: int | None = None) -> None:
+    """Sleep until `wake` is called on `word`, or for `most_ns`, unless it no longer holds `expected`. May
+    return early.
 
     Targets are machines with Linux, whatever system writes their code.
     """
     if builder().module.target.web:
-        _web_wait(word, trunc(expected, i32), i64(-1))  # a page's main thread must not
+        limit = i64(-1 if most_ns is None else most_ns)
+        _web_wait(word, trunc(expected, i32), limit)  # a page's main thread must not
     else:
         number = _futex_number(builder().module.target)
+        time = ptr(0)
+        if most_ns is not None:
+            time = alloca(i64, 2)
+            time[0] = most_ns // 1_000_000_000
+            time[1] = most_ns % 1_000_000_000
         # The futex compares 32 bits: the low half of the word, which comes first on both machines.
-        _syscall(number, word, i32(_FUTEX_WAIT_PRIVATE), trunc(expected, i32), ptr(0))
+        _syscall(number, word, i32(_FUTEX_WAIT_PRIVATE), trunc(expected, i32), time)
 
 
 @inline

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
 from rlx.codegen.native.notation import Native, emit_all, inline, native
-from rlx.codegen.native.waiting import clock, default_float_mode, wait_while
+from rlx.codegen.native.waiting import change, clock, default_float_mode, wait_for_change
 from rlx.codegen.native.words import (
     W,
     at,
@@ -64,6 +64,7 @@ ERROR_SLOT, SCRATCH, SCRATCH_BYTES, OPERANDS = range(4)  # the fixed fields of a
 
 # Fields of the header. What threads write while others wait lies on cache lines of its own.
 _RECORDS, _COUNT, _THREADS, _PROFILE, _SPINS, _STARTED, _FINISHED, _FIRST, _STRIDE, _ROOM = range(10)
+_SLEEPERS = 15
 _FAILED, _ARRIVED, _EPOCH = 16, 32, 48
 _HEADER_FIELDS = 64
 _RECORD_FIELDS = 4
@@ -376,7 +377,8 @@ def _stamp(walk: _Walk, index: i64, start: i64) -> None:
 def _barrier(walk: _Walk, alone: bool, epoch: i64) -> i64:
     """Wait for all threads. Gives the new epoch: even to go on, odd to stop.
 
-    The last thread to arrive decides, so that all leave at the same barrier.
+    The last thread to arrive decides, so that all leave at the same barrier. Who waits for long sleeps, and
+    leaves its core to others.
     """
     if alone:
         return _decision(walk, epoch)
@@ -385,9 +387,9 @@ def _barrier(walk: _Walk, alone: bool, epoch: i64) -> i64:
     place = walk.place(_EPOCH)
     if is_last:
         atomic_store(i64(0), walk.place(_ARRIVED), "monotonic")
-        atomic_store(_decision(walk, epoch), place)
+        change(place, _decision(walk, epoch), walk.place(_SLEEPERS))
     else:
-        wait_while(lambda: atomic_load(i64, place) == epoch, walk.spins)
+        wait_for_change(place, epoch, walk.spins, walk.place(_SLEEPERS))
     return atomic_load(i64, place)
 
 

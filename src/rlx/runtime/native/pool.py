@@ -3,7 +3,7 @@
 Python makes the threads; each enters one native loop through ctypes, which releases the interpreter lock, and
 stays there. A worker owns a mailbox. To run a function the caller writes it into the mailboxes, runs share 0
 itself and waits for the rest. A worker without work spins for a moment, because the next run is often near,
-and then sleeps on a futex.
+and then sleeps on a futex. So does a caller that waits for a worker.
 
 Runs of one pool follow one another: callers from several Python threads queue at a lock. Two runs at once
 would only share the same cores. Ctrl-C during a run is seen when the run is over.
@@ -23,7 +23,15 @@ from numpy.typing import NDArray
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
 from rlx.codegen.native.notation import emit_all, inline, native
-from rlx.codegen.native.waiting import SPINS, clock, sleep_announced, wait_while, wake
+from rlx.codegen.native.waiting import (
+    SPIN_MICROSECONDS,
+    SPINS,
+    change,
+    clock,
+    sleep_announced,
+    wait_for_change,
+    wake,
+)
 from rlx.codegen.native.words import (
     at,
     atomic_load,
@@ -47,12 +55,10 @@ from rlx.system import SYSTEM
 # Read at import: libraries with OpenMP settings may later pin the main thread, and with it every new thread.
 CPUS: tuple[int, ...] = tuple(SYSTEM.cpus())
 
-SPIN_MICROSECONDS = 200.0
-
 # Fields of a mailbox, 8 bytes each. Caller and worker write different pairs of cache lines. Worker i has box
 # i; box 0 belongs to the team, and its field _ASLEEP counts the workers that sleep.
 _GO, _ASLEEP, _FUNCTION, _ARGUMENT, _SPIN_NS = range(5)
-_DONE = 16
+_DONE, _AWAITED = 16, 24
 _BOX_FIELDS = 32
 _CLOCK_EVERY = 64  # pauses between two looks at the clock
 
@@ -91,7 +97,8 @@ class Pool:
 
     @property
     def wait_spins(self) -> int:
-        """How often threads of this pool should pause before they yield while they wait for each other."""
+        """How often threads of this pool should pause before they yield, and sleep, while they wait for each
+        other."""
         return 0 if self.oversubscribed else SPINS
 
     def run(self, function: int, argument: int, threads: int | None = None) -> None:
@@ -282,7 +289,7 @@ def rlx_worker(box: ptr, thread: i64) -> None:
         is_work = function != 0
         if is_work:
             call(function, argument, thread)
-            atomic_store(ticket, done)
+            change(done, ticket, at(box, _AWAITED))
         running = zext(is_work, i64)
 
 
@@ -321,5 +328,4 @@ def rlx_fork_join(boxes: ptr, function: ptr, argument: ptr, threads: i64) -> Non
         call(function, argument, 0)
         for thread in range(1, threads):
             ticket = load(i64, place(thread, _GO))
-            done = place(thread, _DONE)
-            wait_while(lambda: atomic_load(i64, done) != ticket, SPINS)  # noqa: B023
+            wait_for_change(place(thread, _DONE), ticket - 1, SPINS, place(thread, _AWAITED))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlx.codegen.cpu.product.gemm_cut import Count, Depth, PanelForm, PanelOfB, RowBlock, TileOfA
+from rlx.codegen.cpu.product.gemm_cut import Count, Depth, PanelForm, PanelOfB, Part, RowBlock, TileOfA
 from rlx.codegen.cpu.product.gemm_dot import DotGemm, suits_dot
 from rlx.codegen.cpu.product.gemm_driver import (
     DimValue,
@@ -22,7 +22,6 @@ from rlx.codegen.cpu.product.gemm_driver import (
     GemmSpec,
     GivenSize,
     KernelInfo,
-    Part,
     ProductDriver,
     Size,
 )
@@ -57,6 +56,7 @@ from rlx.codegen.native.words import (
     umin,
 )
 from rlx.errors import UnsupportedError
+from rlx.records import dataclass
 from rlx.target.cpu import Target
 
 __all__ = ["DimValue", "Epilogue", "GemmSpec", "KernelInfo", "Size", "emit_gemm"]
@@ -149,6 +149,15 @@ def row_in_memory(
     return at
 
 
+@dataclass(frozen=True)
+class Rows:
+    """A part, and row tiles low..high, which hold all of it."""
+
+    part: Part
+    low: Count
+    high: Count
+
+
 class _Gemm(ProductDriver):
     """The emitter of one kernel: sizes, the nest of loops, and where A and B are found."""
 
@@ -200,6 +209,13 @@ class _Gemm(ProductDriver):
         """Whether panels of 16-bit weights are widened once for many rows: where they stay in L2."""
         wide = self.panel_elements * size_bytes(self.element) if self.spec.b_dtype is not None else 0
         return 0 < wide <= self.module.target.l2_bytes // 2
+
+    @property
+    def least_tiles(self) -> int:
+        """Row tiles from which a panel is worth what is done to it first."""
+        if self.widens:
+            return self.widen_tiles
+        return super().least_tiles if self.spec.b_packed else _PACK_TILES
 
     @property
     def widen_tiles(self) -> int:
@@ -293,14 +309,13 @@ class _Gemm(ProductDriver):
     @inline
     def product(self, a: ptr, b: ptr, c: ptr, part: Part) -> None:
         """A part of one matmul."""
-        count = umax(self.tiles.count, 1)
-        first, stop = udiv(part.start, count), ceildiv(part.end, count)
+        first, stop = part.panels()
         low, high = part.low, part.high
         if self.computed is not None:  # of one panel, no more rows than are needed
-            single, before = ule(stop - first, 1), first * count
-            low = select(single, max(low, part.start - before), low)
-            high = select(single, min(high, part.end - before), high)
-        part = Part(part.start, part.end, low, high)
+            single, (top, bottom) = ule(stop - first, 1), part.of_panel(first)
+            low = select(single, max(low, top), low)
+            high = select(single, min(high, bottom), high)
+        own = Rows(part, low, high)
 
         near = self.near
 
@@ -313,14 +328,14 @@ class _Gemm(ProductDriver):
                     by_rows(few[1:])
             elif self.widens:
                 if uge(self.tiles.count, self.widen_tiles):
-                    self.group(a, b, c, first, stop, part, wide=True)
+                    self.group(a, b, c, first, stop, own, wide=True)
                 else:
-                    self.group(a, b, c, first, stop, part)
+                    self.group(a, b, c, first, stop, own)
             elif self.spec.b_packed:
-                self.group(a, b, c, first, stop, part)
+                self.group(a, b, c, first, stop, own)
             else:
                 for j in loop(first, stop, self.group_panels):
-                    self.group(a, b, c, j, min(j + self.group_panels, stop), part)
+                    self.group(a, b, c, j, min(j + self.group_panels, stop), own)
 
         few = [
             rows
@@ -330,10 +345,8 @@ class _Gemm(ProductDriver):
         by_rows(few if near is not False and (self.spec.b_packed or self.b_in_place) else [])
 
     @inline
-    def group(
-        self, a: ptr, b: ptr, c: ptr, first: Count, stop: Count, part: Part, wide: bool = False
-    ) -> None:
-        """All rows of panels first..stop: block by block of k, then of row tiles. `wide`: panels are widened
+    def group(self, a: ptr, b: ptr, c: ptr, first: Count, stop: Count, own: Rows, wide: bool = False) -> None:
+        """Own rows of panels first..stop: block by block of k, then of row tiles. `wide`: panels are widened
         first.
         """
         block_tiles = self.most_tiles if wide else self.block_tiles
@@ -342,9 +355,8 @@ class _Gemm(ProductDriver):
             panel_of_b = self.group_of_b(b, first, stop, depth)
 
             def panel(j: Count, form: PanelForm, rows: RowBlock) -> None:
-                before = j * self.tiles.count
-                t0 = max(rows.start, part.start - before)
-                t1 = min(rows.stop, part.end - before)
+                top, bottom = own.part.of_panel(j)
+                t0, t1 = max(rows.start, top), min(rows.stop, bottom)
                 if t0 < t1:
                     stored = panel_of_b(j, form)
                     if wide:
@@ -354,8 +366,8 @@ class _Gemm(ProductDriver):
                     else:
                         self.panel(rows.tile_of_a, stored, c, j, form, t0, t1)
 
-            for tile in loop(part.low, part.high, block_tiles):
-                tile_stop = min(tile + block_tiles, part.high)
+            for tile in loop(own.low, own.high, block_tiles):
+                tile_stop = min(tile + block_tiles, own.high)
                 rows = RowBlock(tile, tile_stop, self.block_of_a(a, tile, tile_stop, depth))
                 self.each_panel(first, stop, rows, panel)
 

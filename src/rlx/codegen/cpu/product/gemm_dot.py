@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlx.codegen.cpu.product.gemm_cut import Count
-from rlx.codegen.cpu.product.gemm_driver import GemmCall, GemmSpec, Part, ProductDriver, Size
+from rlx.codegen.cpu.product.gemm_cut import Count, Part
+from rlx.codegen.cpu.product.gemm_driver import GemmCall, GemmSpec, ProductDriver, Size
 from rlx.codegen.cpu.product.microkernel import kind_of
 from rlx.codegen.native.irtext import Module, Value, constant, vector
 from rlx.codegen.native.notation import inline, native
@@ -19,7 +19,6 @@ from rlx.codegen.native.words import (
     Word,
     broadcast,
     call,
-    ceildiv,
     fma,
     gep,
     i64,
@@ -33,7 +32,6 @@ from rlx.codegen.native.words import (
     shuffle,
     udiv,
     ult,
-    umax,
 )
 from rlx.kernel.rounding import FEW_ROWS, runs_along_k
 from rlx.target.cpu import Target
@@ -72,13 +70,12 @@ class DotGemm(ProductDriver):
 
     @inline
     def product(self, a: ptr, b: ptr, c: ptr, part: Part) -> None:
-        tiles, start, end = self.tiles, part.start, part.end
+        tiles = self.tiles
         one_panel = isinstance(self.spec.n, int) and self.spec.n <= self.columns
         if self.computed is not None:
             a = self.scratch()
             if not one_panel:  # few rows meet many columns
                 self.computed.compute(self.args, a, 0, self.m, 0, self.k)
-        count = umax(tiles.count, 1)
         heights = tiles.heights(self.rows)
 
         def tile(t: Count, column: Count, width: int) -> None:
@@ -104,9 +101,10 @@ class DotGemm(ProductDriver):
 
             by_height(heights)
 
-        for j in loop(udiv(start, count), ceildiv(end, count)):
-            before = j * tiles.count
-            t0, t1 = max(start - before, part.low), min(end - before, part.high)
+        first, stop = part.panels()
+        for j in loop(first, stop):
+            top, bottom = part.of_panel(j)
+            t0, t1 = max(top, part.low), min(bottom, part.high)
             column = j * self.columns
             if ult(j, self.full):
                 for t in loop(t0, t1):

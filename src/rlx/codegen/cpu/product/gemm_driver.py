@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rlx.codegen.cpu.frame import product
 from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.cpu.primitives import MEMORY
-from rlx.codegen.cpu.product.gemm_cut import Count, Tiles, Units, part_window, share
+from rlx.codegen.cpu.product.gemm_cut import Count, Cut, Panels, Part, Tiles, count_bands, part_window, share
 from rlx.codegen.cpu.product.gemm_end import Epilogue, Frame, TileEnd
 from rlx.codegen.cpu.product.gemm_rows import ComputedRows, Prologue, share_rows
 from rlx.codegen.cpu.product.microkernel import HalfWeights, Kind
@@ -24,6 +24,9 @@ Size = Count
 
 GivenSize = Callable[[Function, str], Int]
 """A width, by its name, as a Value that is read at run time though it is known."""
+
+_LEAST_TILES = 4  # row tiles of a band
+_COMPUTING = 4  # what computing an element takes, in those that are read
 
 DimValue = Callable[[Function, Size], Int]
 """Value of a symbolic size inside a function whose args[0] is the kernel's argument table."""
@@ -113,17 +116,6 @@ class GemmCall:
         return self.dim_value(fn, x)
 
 
-@dataclass(frozen=True)
-class Part:
-    """What a thread has of one matmul: tiles start..end, counted down the rows of one panel, then of the
-    next, as far as they are stored in row tiles low..high."""
-
-    start: Count
-    end: Count
-    low: Count
-    high: Count
-
-
 class ProductDriver:
     """The outermost loops of a kernel. C is cut into tiles of at most `rows` x `columns`."""
 
@@ -197,23 +189,24 @@ class ProductDriver:
         self.plan(panels)
         items = product(batch)
         grain = 1 if self.columns % self.lanes else self.lanes
-        cut = Units(self.tiles.count, self.full, self.columns // grain, ceildiv(self.tail, grain))
-        units, tiles = cut.count(), self.tiles.count
-        first_unit, last_unit = 0, units
+        columns = Panels(self.full, self.columns // grain, ceildiv(self.tail, grain))
+        from_panel, to_panel = 0, panels
         if spec.can_be_cut:
             from_panel, to_panel = part_window(part, panels)
-            first_unit, last_unit = from_panel * tiles, to_panel * tiles
-            cut = cut.window(from_panel, to_panel)
-        start, end = (first_unit + unit for unit in cut.of_thread(items, thread, threads))
+            columns = columns.window(from_panel, to_panel)
+        tiles = self.tiles.count
+        cut = self.cut(columns, items, threads)
+        each = cut.weight()
+        start, end = share(each * items, thread, threads)
         # Rows that are computed are shared where that is fair; else every thread computes those it needs. So
         # are rows that meet few weights: threads that share columns write to the same cache lines of C.
-        by_rows, each = False, units
+        by_rows = False
         few_weights = self.few_weights
         if self.computed is not None or few_weights is not False:
             by_rows = share_rows(tiles * items, threads)
             if self.computed is None:
                 by_rows = few_weights & by_rows
-            each = select(by_rows, tiles, units)
+            each = select(by_rows, tiles, each)
             low, high = share(tiles * items, thread, threads)
             start, end = select(by_rows, low, start), select(by_rows, high, end)
 
@@ -221,13 +214,18 @@ class ProductDriver:
             a, b, c = self.batch_item(index, batch)
             before = index * each
             first, last = max(start - before, 0), min(end - before, each)
-            own = Part(
-                select(by_rows, first_unit, first),
-                select(by_rows, last_unit, last),
-                select(by_rows, first, 0),
-                select(by_rows, last, tiles),
-            )
-            self.product(a, b, c, own)
+            low_band, high_band = cut.bands_of(first, last)
+            for band in loop(select(by_rows, 0, low_band), select(by_rows, 1, high_band)):
+                own = cut.part(band, first, last)
+                rows = last - first
+                own = Part(
+                    select(by_rows, from_panel * rows, from_panel * (own.high - own.low) + own.start),
+                    select(by_rows, to_panel * rows, from_panel * (own.high - own.low) + own.end),
+                    select(by_rows, first, own.low),
+                    select(by_rows, last, own.high),
+                )
+                if own.start < own.end:
+                    self.product(a, b, c, own)
 
         if batch:
             per = umax(each, 1)
@@ -235,6 +233,30 @@ class ProductDriver:
                 item(index)
         else:
             item(0)
+
+    @inline
+    def cut(self, columns: Panels, items: Count, threads: Count) -> Cut:
+        """How threads share the tiles of all matmuls."""
+        tiles = self.tiles.count
+        if isinstance(tiles, int) and tiles < 2 * self.least_tiles:
+            return Cut(tiles, columns)
+        own = udiv(threads, umax(items, 1)) if self.spec.batch else threads
+        own = umax(own, 1)
+        a, b = self.cost_of_reading
+        bands = count_bands(own, udiv(tiles, self.least_tiles), self.m * a, self.n * b)
+        return Cut(tiles, columns, bands, own)
+
+    @property
+    def least_tiles(self) -> int:
+        """Row tiles that a panel of B should meet."""
+        return _LEAST_TILES
+
+    @property
+    def cost_of_reading(self) -> tuple[int, int]:
+        """What an element of A and of B costs every thread that reads it, in bytes of memory."""
+        size = size_bytes(self.element)
+        of_a = _COMPUTING * size if self.computed is not None else size
+        return of_a, size_bytes(self.stored.element)
 
     @property
     def few_weights(self) -> Count:
