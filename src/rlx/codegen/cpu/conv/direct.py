@@ -197,8 +197,8 @@ class _Direct:
 
     @inline
     def plan_pieces(self, images: Count, chunks: Count) -> None:
-        """Cut lines of which not even one fits the budget into pieces of whole tiles; one line that holds all
-        pixels also to busy all threads.
+        """Cut lines of which not even one fits the budget into pieces of whole tiles; a single line, or one
+        that holds all pixels, also to busy all threads.
         """
         table, shape = self.table, self.shape
         self.pieces: Count = 1
@@ -208,7 +208,7 @@ class _Direct:
             return
         whole = table.size(self.line_pixels) * (self.pixel_bytes * shape.reach[1])
         pieces = umax(ceildiv(whole, self.budget), 1)
-        if self.one_line:
+        if self.one_line or (isinstance(self.lines, int) and self.lines == 1):
             alone = ult(images, table.threads) & (chunks == 1)
             pieces = select(alone, round_up(pieces, table.threads), pieces)
         self.piece_tiles = umax(ceildiv(self.tiles.count, pieces), 1)

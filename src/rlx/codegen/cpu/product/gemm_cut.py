@@ -170,7 +170,8 @@ def bands_for(threads: Count, most: Count, a: Count, b: Count) -> Count:
     A thread then reads a / bands + b * bands / threads: a number of bands is as good as the next one where
     their product is threads * a / b.
     """
-    bands, scaled, limit = 1, threads * a, umin(most, threads)
+    bands: Count = 1
+    scaled, limit = threads * a, umin(most, threads)
     for fewer, more in itertools.pairwise(BANDS):
         pays = ugt(scaled, b * (fewer * more)) & ule(more, limit)
         bands = select(pays, more, bands)
