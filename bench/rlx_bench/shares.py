@@ -45,7 +45,7 @@ def shares(program: CompiledProgram, feed: Arrays, threads: int, rounds: int = R
     costs = {id: sum(c.picoseconds for c in own) for id, own in costs_of_steps(module, thunks).items()}
     walk = _Walk({str(id): kernel.serial for id, kernel in program.kernels.kernels.items()}, threads)
     before = NativeProgram._enter
-    NativeProgram._enter = lambda native: walk.run(native)  # type: ignore[method-assign]
+    NativeProgram._enter = lambda native: walk.run(native)  # type: ignore[method-assign,assignment]
     try:
         for _ in range(rounds):
             program.run(read)
