@@ -136,7 +136,7 @@ class Planning:
             *shared,
             Stage("sparse weights", find_sparse_weights),
             *narrow,
-            Stage("lay out convolutions", lambda g: lay_out_convolutions(g, convolutions)),
+            Stage("lay out convolutions", lambda g: self._told(lay_out_convolutions(g, convolutions))),
             Stage("quantised weights", lambda g: pack_quantised_weights(g, machine.lanes("f32"))),
             Stage("pack weights", lambda g: pack_weights(g, panel_tiles(machine))),
         )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlx.cost.decision import Decision
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, get_op
 from rlx.ir.rewrite import copy_node, rewrite
@@ -26,7 +27,7 @@ from rlx.ops.array.shape import concat, reshape, slice_axis, transpose
 from rlx.ops.array.window import GEOMETRY, is_padded
 from rlx.ops.storage.packing import from_blocks, read_as, store_as, to_blocks
 from rlx.ops.storage.winograd import WinogradLayout, transform_kernel
-from rlx.rewrite.conv_cost import Image, by_image, choose_winograd
+from rlx.rewrite.conv_cost import Image, WinogradChoice, by_image, choose_winograd, winograd_decision
 from rlx.target.tiles import ConvTarget
 
 MOST_EPILOGUE = 24  # elementwise ops after a convolution that may become part of it
@@ -36,17 +37,20 @@ NARROW = ("bf16", "u8", "i8")
 IMAGES = ("f32", *NARROW)  # dtypes of images that are kept in blocks
 
 
-def lay_out_convolutions(graph: Graph, target: ConvTarget) -> Graph:
-    """Convolutions read packed weights, and images between them have blocked channels."""
+def lay_out_convolutions(graph: Graph, target: ConvTarget) -> tuple[Graph, list[Decision]]:
+    """Convolutions read packed weights, and images between them have blocked channels.
+
+    Also returns where Winograd's transforms were considered, their price and the verdict.
+    """
     if not any(n.op.family == "conv" for n in graph.nodes):
-        return graph
+        return graph, []
     writer = _Writer(_Plan(graph, target))
     out = rewrite(graph, writer.visit)
     with out.building():
         out.set_outputs(
             {name: writer.planar(n) if writer.is_blocked(n) else n for name, n in out.outputs.items()}
         )
-    return out
+    return out, writer.decisions
 
 
 def _is_packable(node: Node) -> bool:
@@ -332,6 +336,7 @@ class _Writer:
         self.plan, self.lanes = plan, plan.target.lanes
         self.packed: dict[tuple[int, KernelPanels | WinogradLayout], Node] = {}
         self.copies: dict[tuple[int, int], Node] = {}  # image and channels of a block -> its blocks
+        self.decisions: list[Decision] = []
 
     def visit(self, node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
         plan, operands = self.plan, self.beside(node, operands)
@@ -452,15 +457,21 @@ class _Writer:
         if node.operands[1].id not in plan.weights:
             return None
         blocked_out = plan.end[node.id] in plan.blocked
+        priced: dict[str, tuple[WinogradChoice, float]] = {}  # at the sizes that are asked for
 
         def rule(read: Image, written: Image) -> WinogradLayout | None:
             choice = choose_winograd(node, written, target)
             if choice is None:
                 return None
             moved = (0 if blocked else math.prod(read)) + (0 if blocked_out else math.prod(written))
-            return choice.layout if choice.gain > moved / target.prices.moved_elements else None
+            cost = moved / target.prices.moved_elements
+            priced["now"] = choice, cost
+            return choice.layout if choice.gain > cost else None
 
-        return by_image(rule, node)
+        layout = by_image(rule, node)
+        if priced:
+            self.decisions.append(winograd_decision(node, *priced["now"]))
+        return layout
 
     def kernel_layout(self, node: Node, block: int) -> KernelPanels | None:
         """The panels of a convolution; None where another kernel does better."""

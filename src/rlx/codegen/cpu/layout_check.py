@@ -84,11 +84,13 @@ def _kernel_fits(
     if name == "unpack_winograd":
         transformed = WinogradLayout(**dict(attrs))
         group = 1 if inputs[nest.w].dtype.is_float else kind_of("i16", target).group
-        plain = all(d == 1 for d in (*nest.form.strides, *nest.form.dilations, nest.form.groups))
+        moves = (*nest.form.strides[-2:], *nest.form.dilations[-2:], nest.form.groups)
+        plain = all(d == 1 for d in moves) and (group == 1 or not transformed.planes)
         known = transformed.m == 4 or (transformed.m == 2 and group == 1)
         blocks = (block == lanes or not nest.x_blocked) and transformed.channels % lanes == 0
         units = (transformed.columns, transformed.lanes, transformed.group)
-        return plain and known and blocks and units == (VECTORS * lanes, lanes, group)
+        same = tuple(nest.form.w) == transformed.kernel
+        return same and plain and known and blocks and units == (VECTORS * lanes, lanes, group)
     if name != "read_as":
         return False
     if reads_depthwise(nest):  # one channel per group, read from blocks to blocks

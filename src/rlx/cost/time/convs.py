@@ -153,14 +153,15 @@ def _direct(work: Work, nest: ConvNest, shape: _Shape, at: Setting, end_ps: floa
 
 def _winograd(work: Work, shape: _Shape, m: int, at: Setting, end_ps: float) -> None:
     """Tiles are transformed, multiplied point by point, and transformed back."""
-    rates, (high, wide), points = at.rates, shape.pixels, (m + 2) ** 2
-    count = shape.images * -(-high // m) * -(-wide // m)
+    rates, (*planes, high, wide), points = at.rates, shape.pixels, (m + 2) ** 2
+    count = shape.images * prod(planes) * -(-high // m) * -(-wide // m)
     tiles = tiles_for("f32", at.target, _pixels_of_tile(at), PANEL_VECTORS)
-    work.compute_ps += points * tiles.product_ps(rates, count, shape.per_out, shape.per_in, rates.load_ps)
+    inputs = shape.per_in * prod(shape.window[:-2])  # planes of a window are further channels
+    work.compute_ps += points * tiles.product_ps(rates, count, shape.per_out, inputs, rates.load_ps)
     before, after = (operations * rates.op_ps for operations in TRANSFORMS[m])
-    blocks_in, blocks_out = -(-shape.per_in // at.lanes), -(-shape.per_out // at.lanes)
+    blocks_in, blocks_out = -(-inputs // at.lanes), -(-shape.per_out // at.lanes)
     work.compute_ps += count * (blocks_in * before + blocks_out * (after + m * m * end_ps))
-    work.add_inner("l2", 2 * 4 * count * points * (shape.per_in + shape.per_out))
+    work.add_inner("l2", 2 * 4 * count * points * (inputs + shape.per_out))
     work.units = count
 
 

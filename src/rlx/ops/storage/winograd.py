@@ -8,6 +8,9 @@ times fewer multiplications. Matrices: with x a tile of the image and w the kern
 Kernels of bytes stay integers: each row of G is multiplied by what makes it whole, and fits 16 bits. Outputs
 are then `WHOLE` ** 2 times too large, which is taken off exactly for up to `most_channels` channels; more are
 summed in parts.
+
+Kernels of three axes are transformed over the last two. The planes of their windows are further input
+channels: sums over planes are taken point by point, before they are transformed back.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.assume import require_shape
-from rlx.ir.attr import Attr, positive
+from rlx.ir.attr import Attr, positive, whole
 from rlx.ir.dtype import F64, I8, I16, I32
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Sample, declare
@@ -77,8 +80,12 @@ def most_channels() -> int:
 class WinogradLayout:
     """Transformed kernels of [O, I, 3, 3]: for each point, panels of an [I, O] matrix.
 
+    With `planes`, kernels are [O, I, planes, 3, 3] and matrices [planes * I, O], plane after plane.
+
     >>> WinogradLayout(2, out=4, channels=3, columns=4, lanes=4).shape
     (16, 12)
+    >>> WinogradLayout(2, out=4, channels=3, columns=4, lanes=4, planes=2).kernel
+    (4, 3, 2, 3, 3)
     """
 
     m: int
@@ -87,15 +94,26 @@ class WinogradLayout:
     columns: int
     lanes: int
     group: int = 1  # input channels that one instruction takes
+    planes: int = 0  # of a window of three axes; 0: it has two
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """The shape of a kernel."""
+        return (self.out, self.channels, *((self.planes,) if self.planes else ()), 3, 3)
+
+    @property
+    def depth(self) -> int:
+        """Products of one output at a point: input channels of all planes."""
+        return self.channels * max(self.planes, 1)
 
     @cached_property
     def panels(self) -> Panels:
-        return Panels(self.channels, self.out, self.columns, self.lanes, self.group)
+        return Panels(self.depth, self.out, self.columns, self.lanes, self.group)
 
     @property
     def parts(self) -> int:
         """Parts of the input channels, in whole blocks, that are summed one by one."""
-        blocks = -(-self.channels // self.lanes)
+        blocks = -(-self.depth // self.lanes)
         return 1 if self.group == 1 else -(-blocks // (most_channels() // self.lanes))
 
     @property
@@ -113,7 +131,7 @@ class WinogradLayout:
 
 
 def transform_kernel(w: Node, layout: WinogradLayout) -> Node:
-    """A kernel [O, I, 3, 3] transformed (in f64, rounded once; bytes exactly, to i16) and packed."""
+    """A kernel transformed (in f64, rounded once; bytes exactly, to i16) and packed."""
     made: Node = pack_winograd(w, **_attrs(layout))
     return made
 
@@ -121,6 +139,7 @@ def transform_kernel(w: Node, layout: WinogradLayout) -> Node:
 _LAYOUT = {
     **{k: Attr(positive) for k in ("m", "out", "channels", "columns", "lanes")},
     "group": Attr(positive, 1),
+    "planes": Attr(whole, 0),
 }
 _AT_ONCE = 8192  # elements of each tap that are transformed together: what is made of them stays in L2
 
@@ -139,31 +158,37 @@ class _WinogradPacking(Packing):
             WinogradLayout(2, 3, 2, 2, 2),
             WinogradLayout(4, 4, 1, 4, 2),
             WinogradLayout(2, 1, 1, 4, 2),
+            WinogradLayout(2, 3, 2, 2, 2, planes=3),
         ]
 
 
 @declare
 class pack_winograd(_WinogradPacking):
-    """A kernel [O, I, 3, 3] transformed for Winograd's products, in panels; bytes stay whole numbers."""
+    """A kernel [O, I, (planes,) 3, 3] transformed for Winograd's products, in panels; bytes stay whole
+    numbers."""
 
     name = "pack_winograd"
 
     def infer(self, x: TensorType, **layout: int) -> TensorType:
         want = WinogradLayout(**layout)
-        lead, whole = max(x.rank - 4, 0), (want.out, want.channels, 3, 3)
-        require_shape(x.shape[lead:], whole, f"pack_winograd: {x} is not a kernel {list(whole)}")
+        kernel = want.kernel
+        lead = max(x.rank - len(kernel), 0)
+        require_shape(x.shape[lead:], kernel, f"pack_winograd: {x} is not a kernel {list(kernel)}")
         made = x.with_shape((*x.shape[:lead], *want.shape))
         return made.with_dtype(I16) if x.dtype is I8 else made
 
     def ref(self, x: np.ndarray, **layout: int) -> np.ndarray:
         want = WinogradLayout(**layout)
         exact, group = x.dtype == np.int8, want.group
+        if want.planes:
+            x = np.moveaxis(x, -3, -4)
+            x = x.reshape(*x.shape[:-4], want.depth, 3, 3)
         out = np.zeros((*x.shape[:-4], *want.shape), np.int16 if exact else x.dtype)
         taps = np.moveaxis(x, (-2, -1, -4), (0, 1, -1))  # [r, s, ..., I, O]
         rows, divisors = WHOLE_KERNEL[want.m], WHOLE_ROWS[want.m]
         for first, stop, panel in want.panels.each(out):
             step = max(_AT_ONCE // (stop - first) // group, 1) * group
-            for begin in range(0, want.channels, step):
+            for begin in range(0, want.depth, step):
                 some = taps[..., begin : begin + step, first:stop].astype(np.float64, order="C")
                 to = panel[..., begin // group : (begin + step) // group, :, :]
                 once = [[_combined(row, list(some[:, s])) for s in range(3)] for row in rows]
@@ -181,23 +206,26 @@ class pack_winograd(_WinogradPacking):
         lead, side = g.rank - 2, want.m + 2
         matrix = np.array(WHOLE_KERNEL[want.m], np.float64) / np.array(WHOLE_ROWS[want.m])[:, None]
         points = read_as(cast(g, dtype="f64"), layout=want.panels.layout)
-        grid = reshape(points, (*g.shape[:lead], side, side, want.channels, want.out))
-        once = dot_general(grid, matrix, ((lead,), (0,)))  # [..., b, i, o, r]
-        twice = dot_general(once, matrix, ((lead,), (0,)))  # [..., i, o, r, s]
-        return [cast(transpose(twice, (*range(lead), *(lead + i for i in (1, 0, 2, 3)))), dtype=x.dtype)]
+        *inside, out = _matrix_axes(want)
+        grid = reshape(points, (*g.shape[:lead], side, side, *inside, out))
+        once = dot_general(grid, matrix, ((lead,), (0,)))  # [..., b, (planes,) i, o, r]
+        twice = dot_general(once, matrix, ((lead,), (0,)))  # [..., (planes,) i, o, r, s]
+        order = (2, 1, 0, 3, 4) if want.planes else (1, 0, 2, 3)
+        return [cast(transpose(twice, (*range(lead), *(lead + i for i in order))), dtype=x.dtype)]
 
     def lower(self, x: TensorType, **layout: int) -> Form:
         want = WinogradLayout(**layout)
         exact = x.dtype is I8
         wide, to = (I32, I16) if exact else (F64, x.dtype)
-        rows, side = WHOLE_KERNEL[want.m], want.m + 2
-        *lead, point, at = axes(x.rank - 2)
+        rows, side, rank = WHOLE_KERNEL[want.m], want.m + 2, len(want.kernel)
+        *lead, point, at = axes(x.rank - rank + 2)
 
         def read(place: list[Scalar], exists: Scalar) -> Scalar:
-            channel, o = place
+            row, o = place
+            inside = [row % want.channels, row // want.channels] if want.planes else [row]
 
             def tap(r: int, s: int) -> Scalar:
-                index = [*lead, o, channel, const(r), const(s)]
+                index = [*lead, o, *inside, const(r), const(s)]
                 return convert(load_or(0, index, exists, const(0, x.dtype)), wide)
 
             def line(at: Scalar, parts: Sequence[Scalar]) -> Scalar:
@@ -211,14 +239,19 @@ class pack_winograd(_WinogradPacking):
                 twice = call("div", twice, both)
             return convert(twice, to)
 
-        return Map((*x.shape[:-4], *want.shape), want.panels.layout.element(at, read))
+        return Map((*x.shape[:-rank], *want.shape), want.panels.layout.element(at, read))
 
     def samples(self) -> list[Sample]:
         return [
-            Sample((Arg(f"{kind}[{v.out},{v.channels},3,3]", -60, 60),), _attrs(v), grad=kind == "f32")
+            Sample((Arg(f"{kind}[{','.join(map(str, v.kernel))}]", -60, 60),), _attrs(v), grad=kind == "f32")
             for kind in ("f32", "i8")
             for v in self.layouts(kind == "i8")
         ]
+
+
+def _matrix_axes(layout: WinogradLayout) -> tuple[int, ...]:
+    """The matrix of a point, with planes and input channels apart."""
+    return (*((layout.planes,) if layout.planes else ()), layout.channels, layout.out)
 
 
 def _combined(row: Sequence[int], parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -253,7 +286,7 @@ def _pick(index: Scalar, choices: Sequence[Scalar]) -> Scalar:
 
 @declare
 class unpack_winograd(_WinogradPacking):
-    """The kernel [O, I, 3, 3] of transformed panels; a convolution reads the panels directly."""
+    """The kernel [O, I, (planes,) 3, 3] of transformed panels; a convolution reads the panels directly."""
 
     name = "unpack_winograd"
     reader_side = True
@@ -263,7 +296,7 @@ class unpack_winograd(_WinogradPacking):
         if x.rank < 2:
             raise ShapeError(f"unpack_winograd: {x} does not hold points")
         require_shape(x.shape[-2:], want.shape, f"unpack_winograd: {x} is not {list(want.shape)}")
-        made = x.with_shape((*x.shape[:-2], want.out, want.channels, 3, 3))
+        made = x.with_shape((*x.shape[:-2], *want.kernel))
         return made.with_dtype(I8) if x.dtype is I16 else made
 
     def ref(self, x: np.ndarray, **layout: int) -> np.ndarray:
@@ -274,27 +307,30 @@ class unpack_winograd(_WinogradPacking):
         if exact:
             restore[1] /= 2
         points = want.panels.layout.unpack(x).astype(np.float64)
-        grid = points.reshape(*x.shape[:-2], side, side, want.channels, want.out)
-        out: np.ndarray = np.einsum("ra,sb,...abio->...oirs", restore, restore, grid)
+        grid = points.reshape(*x.shape[:-2], side, side, *_matrix_axes(want))
+        turned = "...abpio->...oiprs" if want.planes else "...abio->...oirs"
+        out: np.ndarray = np.einsum("ra,sb," + turned, restore, restore, grid)
         return np.floor(out).astype(np.int8) if exact else out.astype(x.dtype)
 
     def vjp(self, g: Node, y: Node, x: Node, **layout: int) -> list[Node]:
         want = WinogradLayout(**layout)
         restore = np.array(RESTORE[want.m], np.float64)
-        lead = g.rank - 4
-        once = dot_general(cast(g, dtype="f64"), restore, ((lead + 2,), (0,)))  # [..., o, i, s, a]
-        twice = dot_general(once, restore, ((lead + 2,), (0,)))  # [..., o, i, a, b]
-        turned = transpose(twice, (*range(lead), *(lead + i for i in (2, 3, 1, 0))))
-        points = reshape(turned, (*g.shape[:lead], want.points, want.channels, want.out))
+        lead, rank = g.rank - len(want.kernel), len(want.kernel)
+        tap = lead + rank - 2
+        once = dot_general(cast(g, dtype="f64"), restore, ((tap,), (0,)))  # [..., o, i, (planes,) s, a]
+        twice = dot_general(once, restore, ((tap,), (0,)))  # [..., o, i, (planes,) a, b]
+        turned = transpose(twice, (*range(lead), tap, tap + 1, *reversed(range(lead, tap))))
+        points = reshape(turned, (*g.shape[:lead], want.points, want.depth, want.out))
         return [store_as(cast(points, dtype=g.dtype), layout=want.panels.layout)]
 
     def lower(self, x: TensorType, **layout: int) -> Form:
         want = WinogradLayout(**layout)
         exact = x.dtype is I16
         side, restore = want.m + 2, INTEGER_RESTORE if exact else RESTORE[want.m]
-        every = axes(x.rank + 2)
-        lead, (o, i, r, s) = every[: x.rank - 2], every[x.rank - 2 :]
-        at = want.panels.layout.offset((i, o))
+        every = axes(x.rank - 2 + len(want.kernel))
+        lead, (o, i, *plane, r, s) = every[: x.rank - 2], every[x.rank - 2 :]
+        row = plane[0] * want.channels + i if plane else i
+        at = want.panels.layout.offset((row, o))
 
         def weight(row: int, column: int) -> Scalar:
             def there(a: int, b: int) -> Scalar:
@@ -308,7 +344,7 @@ class unpack_winograd(_WinogradPacking):
             return total
 
         body = _pick(r, [_pick(s, [weight(j, k) for k in range(3)]) for j in range(3)])
-        return Map((*x.shape[:-2], want.out, want.channels, 3, 3), body)
+        return Map((*x.shape[:-2], *want.kernel), body)
 
     def samples(self) -> list[Sample]:
         return [

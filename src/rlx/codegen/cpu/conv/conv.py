@@ -11,7 +11,8 @@ from rlx.codegen.cpu.conv.depthwise import emit_depthwise
 from rlx.codegen.cpu.conv.direct import emit_direct
 from rlx.codegen.cpu.conv.planar import emit_planar
 from rlx.codegen.cpu.conv.shape import VECTORS, kernel_panels, reads_depthwise
-from rlx.codegen.cpu.conv.winograd import emit_winograd
+from rlx.codegen.cpu.conv.winograd import Winograd, emit_winograd
+from rlx.codegen.cpu.conv.winograd_planes import WinogradPlanes
 from rlx.codegen.cpu.frame import EmittedKernel, Slot
 from rlx.codegen.cpu.product.contraction import emit_contraction, plan_gemm
 from rlx.codegen.cpu.product.microkernel import kind_of
@@ -54,7 +55,9 @@ def emit_conv(
     if nest.w_layout is not None:
         kind, attrs = nest.w_layout
         if kind == "unpack_winograd":
-            return emit_winograd(module, name, nest, WinogradLayout(**dict(attrs)), inputs, outputs)
+            layout = WinogradLayout(**dict(attrs))
+            kernel = WinogradPlanes if layout.planes else Winograd
+            return emit_winograd(module, name, nest, layout, inputs, outputs, kernel)
         if reads_depthwise(nest):
             return emit_depthwise(module, name, nest, inputs, outputs)
         own = kernel_panels(nest, inputs, module.target)

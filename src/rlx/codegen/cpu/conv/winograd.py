@@ -10,7 +10,7 @@ channels are summed in parts, each of which is transformed back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from rlx.codegen.cpu.conv.end import Epilogue
@@ -51,7 +51,7 @@ HEAVY_WEIGHTS = 8  # times the size of the image from which threads share output
 def strip_tiles(layout: WinogradLayout, cache: int, pixels: int) -> int:
     """Most tiles in a strip: whole register tiles whose inputs and sums at all points fit `cache` bytes."""
     exact = layout.group > 1  # points of 16 bits; half of the cache is for their weights
-    per_tile = layout.points * (layout.channels * (2 if exact else 4) + layout.wide_out * 4)
+    per_tile = layout.points * (layout.depth * (2 if exact else 4) + layout.wide_out * 4)
     per_tile += layout.m**2 * layout.wide_out * 4 if layout.parts > 1 else 0
     cache = cache // 2 if exact else cache
     return max(cache // per_tile // pixels, 2) * pixels
@@ -64,15 +64,18 @@ def emit_winograd(
     layout: WinogradLayout,
     inputs: Sequence[Slot],
     outputs: Sequence[Slot],
+    kernel: type[Winograd],
 ) -> EmittedKernel:
-    """Write the kernel of a convolution whose weights are transformed."""
+    """Write a kernel of a convolution whose weights are transformed."""
     if not (nest.x_blocked and nest.out_blocked):
         raise UnsupportedError("transformed weights need images with blocked channels on both sides")
-    made = _Winograd(module, name, nest, layout, inputs, outputs)
+    made = kernel(module, name, nest, layout, inputs, outputs)
     return write(made.table.fn, made.emit)
 
 
-class _Winograd:
+class Winograd:
+    """Writes the kernel of a convolution over two axes."""
+
     def __init__(
         self,
         module: Module,
@@ -104,9 +107,19 @@ class _Winograd:
     @property
     def scratch_bytes(self) -> int:
         layout = self.layout
-        total = layout.points * (layout.channels + layout.wide_out)
+        total = layout.points * (layout.depth + layout.wide_out)
         total += layout.m**2 * layout.wide_out if layout.parts > 1 else 0
         return (self.most * total + 2 * PAD * layout.points) * 4
+
+    @inline
+    def images(self) -> Count:
+        """Images, or planes of all images, that are computed."""
+        return self.table.size(self.shape.images)
+
+    @inline
+    def strips(self, total: Count, per_image: Count) -> Count:
+        """Into how many strips all tiles are cut at least."""
+        return ceildiv(total, self.most)
 
     @inline
     def emit(self) -> EmittedKernel:
@@ -114,15 +127,15 @@ class _Winograd:
         threads, m = table.threads, layout.m
         tiles_h, tiles_w = ceildiv(table.size(shape.out[1]), m), ceildiv(table.size(shape.out[2]), m)
         per_image = tiles_h * tiles_w
-        total = table.size(shape.images) * per_image
+        total = self.images() * per_image
         count = layout.panels.full + (1 if layout.panels.tail else 0)
         image = table.size(shape.images) * shape.per_in
         for extent in shape.size:
             image *= table.size(extent)
-        weights = layout.points * layout.channels * layout.out
+        weights = layout.points * layout.depth * layout.out
         heavy = weights > image * HEAVY_WEIGHTS
         chunks = select(heavy, umin(threads, count), 1)
-        strips = ceildiv(total, self.most)
+        strips = self.strips(total, per_image)
         shared = umin(round_up(strips, threads), total)
         strips = umax(select(chunks == 1, shared, strips), 1)
         low, high = table.share(strips * chunks)
@@ -140,6 +153,7 @@ class _Winograd:
             self.numbers,
             layout.parts > 1,
             self.repair,
+            layout.planes > 0,
         ).function()
         for u in loop(low, high):
             strip, chunk = udiv(u, chunks), urem(u, chunks)
@@ -180,21 +194,34 @@ class _Winograd:
     @inline
     def repair(self, place: Sequence[Count], stage: ptr) -> None:
         """Sum a tile directly whose transforms hold Inf or NaN."""
-        image, block, top, left = place
+        image, block, _, top, left = place
+        batch = self.table.size(self.x.batch)
+        x = gep(self.table.start(self.nest.x), image * batch, ELEMENT)
+        self.sum_directly(x, 0, block, top, left, stage)
+
+    @inline
+    def sum_directly(
+        self, x: ptr, plane: Count, block: Count, top: Count, left: Count, stage: ptr, adds: bool = False
+    ) -> None:
+        """Sum products of a tile with one plane of the window into the stage; its image begins at x."""
         table, layout, panels = self.table, self.layout, self.layout.panels
-        batch, step, line = (table.size(s) for s in (self.x.batch, self.x.block, self.x.axes[1]))
+        step, line = (table.size(s) for s in (self.x.block, self.x.axes[1]))
         sizes = [table.size(s) for s in self.shape.size[1:]]
         low = [table.size(s) for s in self.shape.low[1:]]
-        column = block * self.lanes
+        first, wide = self.weights_of(block)
+        w = gep(table.start(self.nest.w), first + plane * layout.channels * wide, ELEMENT)
+        begin = [top - low[0], left - low[1]]
+        sum_tile = direct_tile(layout.m, self.lanes, adds)
+        call(sum_tile, x, w, stage, step, line, *sizes, *begin, self.in_blocks, panels.elements, wide)
+
+    @inline
+    def weights_of(self, block: Count) -> tuple[Count, Count]:
+        """The first weight of a block of output channels at a point; elements of a row of its panel."""
+        panels, column = self.layout.panels, block * self.lanes
         panel = udiv(column, panels.columns)
         inside = column - panel * panels.columns
         first = panel * panels.columns * panels.depth + inside
-        wide = select(ult(panel, panels.full), panels.columns, panels.tail)
-        x = gep(table.start(self.nest.x), image * batch, ELEMENT)
-        w = gep(table.start(self.nest.w), first, ELEMENT)
-        begin = [top - low[0], left - low[1]]
-        sum_tile = direct_tile(layout.m, self.lanes)
-        call(sum_tile, x, w, stage, step, line, *sizes, *begin, self.in_blocks, panels.elements, wide)
+        return first, select(ult(panel, panels.full), panels.columns, panels.tail)
 
     @inline
     def multiply(
@@ -221,21 +248,36 @@ class _Winograd:
             skipped = some[0] * lanes * vectors * lanes
             there = gep(w, column * panels.depth + skipped, element)
             out = gep(y, udiv(column, lanes) * block, total)
-            names = [products(kind, n, vectors) for n in range(1, self.pixels + 1)]
-            table = f.module.table(f"winograd.products{vectors}.{element}", "ptr", names)
-            low, high = (load(ptr, gep(table, umin(least + i - 1, self.pixels - 1), ptr)) for i in (0, 1))
-            for t in loop(cut.count):
-                row: Count = cut.row(f, t)
-                at = row * lanes
-                sum_tile = select(ult(t, cut.tall), high, low)
-                call(sum_tile, gep(x, at, element), there, gep(out, at, total), some[1] - some[0], block)
+            self.sum_tiles(cut, least, x, there, out, some[1] - some[0], block, vectors)
 
         for p in loop(self.layout.points):
             w = gep(weights, p * panels.elements, element)
             x = gep(u, p * into + block * some[0], element)
             y = gep(v, p * sums, total)
-            for j in loop(begin, min(end, panels.full)):
-                run_panel(x, w, y, j, panels.columns // lanes)
-            if panels.tail:
-                if end > panels.full:
-                    run_panel(x, w, y, panels.full, panels.tail // lanes)
+            self.each_panel(begin, end, run_panel, x, w, y)
+
+    @inline
+    def each_panel(self, begin: Count, end: Count, run: Callable[..., None], *operands: ptr) -> None:
+        """run(*operands, panel, vectors) for panels begin..end of weights."""
+        panels, lanes = self.layout.panels, self.lanes
+        for j in loop(begin, min(end, panels.full)):
+            run(*operands, j, panels.columns // lanes)
+        if panels.tail:
+            if end > panels.full:
+                run(*operands, panels.full, panels.tail // lanes)
+
+    @inline
+    def sum_tiles(
+        self, cut: Tiles, least: Count, x: ptr, w: ptr, y: ptr, blocks: Count, block: Count, vectors: int
+    ) -> None:
+        """Products of all tiles of a cut with `blocks` blocks of input channels of a panel."""
+        f, kind, lanes = builder(), self.kind, self.lanes
+        element, total = kind.element, kind.accumulator
+        names = [products(kind, n, vectors) for n in range(1, self.pixels + 1)]
+        table = f.module.table(f"winograd.products{vectors}.{element}", "ptr", names)
+        low, high = (load(ptr, gep(table, umin(least + i - 1, self.pixels - 1), ptr)) for i in (0, 1))
+        for t in loop(cut.count):
+            row: Count = cut.row(f, t)
+            at = row * lanes
+            sum_tile = select(ult(t, cut.tall), high, low)
+            call(sum_tile, gep(x, at, element), w, gep(y, at, total), blocks, block)

@@ -40,9 +40,9 @@ def is_spoilt(grid: Sequence[Sequence[Word]]) -> bool:
     return any_lane(is_nan(total - total))
 
 
-def direct_tile(m: int, lanes: int) -> str:
-    """Name of the function that sums m x m pixels of one block of output channels."""
-    return _direct_tile.written(f"winograd.direct{m}", m=m, lanes=lanes)
+def direct_tile(m: int, lanes: int, adds: bool = False) -> str:
+    """Name of the function that sums m x m pixels of one block of output channels, or adds to such sums."""
+    return _direct_tile.written(f"winograd.direct{m}" + (".add" if adds else ""), m=m, lanes=lanes, adds=adds)
 
 
 @native(internal=True, noinline=True)
@@ -62,6 +62,7 @@ def _direct_tile(
     *,
     m: int,
     lanes: int,
+    adds: bool,
 ) -> None:
     """Sum m x m pixels of one block of output channels into `to`.
 
@@ -82,14 +83,15 @@ def _direct_tile(
 
     for n in loop(m * m):
         row, column = top + udiv(n, m), left + urem(n, m)
-        total = Word(constant(type_, 0))
+        there = gep(to, n * lanes, ELEMENT)
+        total = load(type_, there) if adds else Word(constant(type_, 0))
         for p in range(3):
             for q in range(3):
                 at_h, at_w = row + p, column + q
                 if ult(at_h, height):
                     if ult(at_w, width):
                         total = add_tap(at_h, at_w, p, q, total)
-        store(total, gep(to, n * lanes, ELEMENT))
+        store(total, there)
 
 
 @inline

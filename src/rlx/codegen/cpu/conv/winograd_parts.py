@@ -27,7 +27,9 @@ from rlx.codegen.native.words import (
     ptr,
     select,
     store,
+    udiv,
     ult,
+    urem,
     zext,
 )
 from rlx.codegen.native.words import lanes as first_lanes
@@ -199,8 +201,9 @@ class OutputTransform:
     """Writes the function that turns sums into outputs and stores them behind the epilogue.
 
     Lanes after the last of `channels` are stored as zeros. With `in_parts`, outputs of the input channels
-    before are added. repair(place, stage) computes the sums of the tile at `place` (image, block, first
-    line and pixel) without transforms, where those hold Inf or NaN.
+    before are added. repair(place, stage) computes the sums of the tile at `place` (image, block, plane,
+    first line and pixel) without transforms, where those hold Inf or NaN. With `in_planes`, all tiles are of
+    one plane, and what is said to be the image is the number of that plane among those of all images.
     """
 
     name: str
@@ -214,6 +217,7 @@ class OutputTransform:
     numbers: Numbers
     in_parts: bool
     repair: Callable[[Sequence[Count], ptr], None]
+    in_planes: bool = False
 
     def function(self) -> str:
         """Its name."""
@@ -243,10 +247,15 @@ def _output_transform(
     y_batch, y_block, y_line = (table.size(s) for s in (of.y.batch, of.y.block, of.y.axes[1]))
     y = table.start(len(table.inputs))
     stage = alloca(numbers.sums, m * m * lanes)
+    plane: Count = 0
+    if of.in_planes:
+        planes = table.size(of.out[0])
+        image, plane = udiv(image, planes), urem(image, planes)
+        y = gep(y, plane * table.size(of.y.axes[0]), element)
 
     def store_tile(image: Count, b: Count, top: i64, left: i64, lane: Lane) -> None:
         """Store the pixels of a tile that exist, from sums in the stage."""
-        common = of.epilogue.common([image, b, 0, 0, top, left], lane)
+        common = of.epilogue.common([image, b, 0, plane, top, left], lane)
         start = image * y_batch + b * y_block
         origin = gep(y, start + (top * y_line + left * lanes), element)
         lines, pixels = min(height - top, m), min(width - left, m)
@@ -254,7 +263,7 @@ def _output_transform(
             there = gep(origin, i * y_line, element)
             for j in loop(pixels):
                 total = load(type_, gep(stage, (i * m + j) * lanes, numbers.sums))
-                point = [image, b, 0, 0, top + i, left + j]
+                point = [image, b, 0, plane, top + i, left + j]
                 result = of.epilogue.value(of.epilogue.at(point, lane, total, common))
                 if lane.mask is not None:
                     result = select(lane.mask, result, 0)
@@ -275,6 +284,6 @@ def _output_transform(
             top, left = at_row * m, at_column * m
             if isinstance(numbers, Reals):
                 if is_spoilt(grid):
-                    of.repair((at_image, b, top, left), stage)
+                    of.repair((at_image, b, plane, top, left), stage)
             store_tile(at_image, b, top, left, Lane(2, 0, lanes, mask))
             place = _next_tile(place, tiles_h, tiles_w)
