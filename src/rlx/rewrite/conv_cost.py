@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
+import numpy as np
+
 from rlx.cost.decision import Decision
 from rlx.cost.profile import GraphIoProfile
 from rlx.ir.dims.choice import choose
@@ -48,7 +50,7 @@ def by_image(rule: Callable[[Image, Image], T], node: Node) -> T:
     return choose(lambda *at: rule(at[:rank], at[rank:]), sizes, usual)
 
 
-def choose_winograd(node: Node, written: Image, target: ConvTarget) -> WinogradChoice | None:
+def choose_winograd(node: Node, read: Image, written: Image, target: ConvTarget) -> WinogradChoice | None:
     """The transform that pays most for an image of this size; None where the window does not fit."""
     w, one, group = node.operands[1], (1, 1), target.group(node.operands[0].dtype.name)
     if not target.winograd or node.attrs["groups"] != 1 or len(w.shape) < 4 or w.shape[-2:] != (3, 3):
@@ -69,13 +71,18 @@ def choose_winograd(node: Node, written: Image, target: ConvTarget) -> WinogradC
     padded = -(-out // target.lanes) * target.lanes
     inputs = channels * max(planes, 1)
     size = padded * inputs
+    # Both sums leave out planes of a window in the padding, direct ones also lines.
+    whole = (
+        (_share_inside(node, 0, read, written), _share_inside(node, 1, read, written)) if planes else (1, 1)
+    )
 
     def cost(m: int) -> float:
         """Nanoseconds; m = 1 is the direct sum."""
         if m == 1:
-            return 18 * n * h * wide * size / (prices.flops * group) + 9 * item * size / prices.weight_bytes
+            products = 18 * n * h * wide * size * whole[0] * whole[1] / (prices.flops * group)
+            return products + 9 * item * size / prices.weight_bytes
         points, tiles = (m + 2) ** 2, n * -(-h // m) * -(-wide // m)
-        products = 2 * tiles * points * size / (prices.flops * rate)
+        products = 2 * tiles * points * size * whole[0] / (prices.flops * rate)
         products += point * points * size / prices.weight_bytes
         moved = 2 * tiles * points * (4 * padded * layout(m).parts + point * inputs)
         return products + moved / (prices.exact_bytes if exact else prices.scratch_bytes)
@@ -85,6 +92,17 @@ def choose_winograd(node: Node, written: Image, target: ConvTarget) -> WinogradC
 
     best = 4 if exact else min((2, 4), key=cost)
     return WinogradChoice(layout(best), cost(1) - cost(best), cost(1))
+
+
+def _share_inside(node: Node, axis: int, read: Image, written: Image) -> float:
+    """The part of all taps along an axis that read the image, not its padding."""
+    taps, low = node.operands[1].shape[2 + axis], node.attrs["padding"][axis][0]
+    stride, dilation = node.attrs["strides"][axis], node.attrs["dilations"][axis]
+    count = written[2 + axis]
+    if not isinstance(taps, int) or not isinstance(low, int) or not count:
+        return 1.0
+    places = (np.arange(count) * stride - low)[:, None] + np.arange(taps) * dilation
+    return float(np.mean((places >= 0) & (places < read[2 + axis])))
 
 
 def winograd_decision(node: Node, choice: WinogradChoice, moved: float) -> Decision:
@@ -114,7 +132,7 @@ def gains_by_halves(node: Node, target: ConvTarget) -> bool:
     """Whether direct sums of 16-bit operands, in half the time of f32, beat what f32 does best."""
 
     def gains(read: Image, written: Image) -> bool:
-        choice = choose_winograd(node, written, target)
+        choice = choose_winograd(node, read, written, target)
         return choice is None or choice.gain < choice.direct / 2
 
     return by_image(gains, node)

@@ -460,7 +460,7 @@ class _Writer:
         priced: dict[str, tuple[WinogradChoice, float]] = {}  # at the sizes that are asked for
 
         def rule(read: Image, written: Image) -> WinogradLayout | None:
-            choice = choose_winograd(node, written, target)
+            choice = choose_winograd(node, read, written, target)
             if choice is None:
                 return None
             moved = (0 if blocked else math.prod(read)) + (0 if blocked_out else math.prod(written))
