@@ -16,7 +16,7 @@ from rlx.ir.op import get_op
 from rlx.ops import conv, relu
 from rlx.ops.storage.packing import from_blocks, to_blocks
 from rlx.ops.storage.winograd import WinogradLayout, transform_kernel
-from rlx.target.cpu import Target, resolve
+from rlx.target.cpu import Target
 
 EPS = 2.0**-23
 TARGETS = executable("x86-64-v4", "x86-64-v3", "x86-64")
@@ -190,7 +190,7 @@ def test_networks_use_it_where_it_pays(target: Target, monkeypatch: pytest.Monke
 
 
 def test_small_images_are_summed_directly_and_say_so() -> None:
-    program = compiled(video(64, (2, 2, 2)), resolve("x86-64-v3"))
+    program = compiled(video(64, (2, 2, 2)))
     told = [d for d in program.lir.trace.decisions if d.rule == "winograd"]
     assert not transforms(program) and [d.verdict for d in told] == [False, False]
     assert all(d.net_ps <= 0 for d in told)

@@ -11,6 +11,7 @@ channels are summed in parts, each of which is transformed back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 from rlx.codegen.cpu.conv.end import Epilogue
@@ -196,19 +197,31 @@ class Winograd:
         """Sum a tile directly whose transforms hold Inf or NaN."""
         image, block, _, top, left = place
         batch = self.table.size(self.x.batch)
-        x = gep(self.table.start(self.nest.x), image * batch, ELEMENT)
-        self.sum_directly(x, 0, block, top, left, stage)
+        self.sum_directly(partial(self.start_of, image, batch), 0, block, top, left, stage)
+
+    @inline
+    def start_of(self, image: Count, batch: Count) -> ptr:
+        """Where an image begins."""
+        return gep(self.table.start(self.nest.x), image * batch, ELEMENT)
 
     @inline
     def sum_directly(
-        self, x: ptr, plane: Count, block: Count, top: Count, left: Count, stage: ptr, adds: bool = False
+        self,
+        source: Callable[[], ptr],
+        plane: Count,
+        block: Count,
+        top: Count,
+        left: Count,
+        stage: ptr,
+        adds: bool = False,
     ) -> None:
-        """Sum products of a tile with one plane of the window into the stage; its image begins at x."""
+        """Sum products of a tile with one plane of the window into the stage; source() is its image."""
         table, layout, panels = self.table, self.layout, self.layout.panels
         step, line = (table.size(s) for s in (self.x.block, self.x.axes[1]))
         sizes = [table.size(s) for s in self.shape.size[1:]]
         low = [table.size(s) for s in self.shape.low[1:]]
         first, wide = self.weights_of(block)
+        x = source()
         w = gep(table.start(self.nest.w), first + plane * layout.channels * wide, ELEMENT)
         begin = [top - low[0], left - low[1]]
         sum_tile = direct_tile(layout.m, self.lanes, adds)

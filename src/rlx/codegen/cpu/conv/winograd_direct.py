@@ -83,15 +83,14 @@ def _direct_tile(
 
     for n in loop(m * m):
         row, column = top + udiv(n, m), left + urem(n, m)
-        there = gep(to, n * lanes, ELEMENT)
-        total = load(type_, there) if adds else Word(constant(type_, 0))
+        total = load(type_, gep(to, n * lanes, ELEMENT)) if adds else Word(constant(type_, 0))
         for p in range(3):
             for q in range(3):
                 at_h, at_w = row + p, column + q
                 if ult(at_h, height):
                     if ult(at_w, width):
                         total = add_tap(at_h, at_w, p, q, total)
-        store(total, there)
+        store(total, gep(to, n * lanes, ELEMENT))
 
 
 @inline

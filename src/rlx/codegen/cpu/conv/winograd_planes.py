@@ -13,6 +13,7 @@ directly, and their sums start with NaN.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rlx.codegen.cpu.conv.skip import taps_inside
 from rlx.codegen.cpu.conv.winograd import Winograd
@@ -198,7 +199,8 @@ class WinogradPlanes(Winograd):
         )
         call(start, self.all_taps(first), stage, low, high, layout.channels, wide)
         for k in loop(low, high):
-            self.sum_directly(self.source(image, plane, k), k, block, top, left, stage, adds=True)
+            source = partial(self.source, image, plane, k)
+            self.sum_directly(source, k, block, top, left, stage, adds=True)
 
 
 @inline
