@@ -194,6 +194,7 @@ from rlx.ops.nn.pool import (
 from rlx.ops.nn.recurrent import gru, lstm, rnn
 from rlx.ops.nn.resize import resize, upsample
 from rlx.ops.nn.roi_align import roi_align
+from rlx.ops.quant.byte_lstm import dynamic_quantize_lstm
 from rlx.ops.quant.coded import coded_matmul
 from rlx.ops.quant.groups import dequantize_groups
 from rlx.ops.quant.qlinear import matmul_integer, qlinear_matmul
@@ -287,6 +288,7 @@ __all__ = [
     "dropout",
     "dropout_mask",
     "dynamic_quantize",
+    "dynamic_quantize_lstm",
     "dynamic_slice",
     "dynamic_update_slice",
     "einsum",

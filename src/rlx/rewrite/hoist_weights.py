@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from rlx.ir.attr import attr_key
+from rlx.ir.dtype import I8
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.rewrite import copy_node, inline, rewrite
@@ -18,6 +21,7 @@ from rlx.kernel.form import Loop
 from rlx.ops.math.elementwise import cast
 from rlx.rewrite.basic import is_derivable, split_derived
 from rlx.rewrite.half_weights import Halves
+from rlx.rewrite.weight_layout import derived_value
 
 Pass = Callable[[Graph], Graph]
 
@@ -34,7 +38,11 @@ def hoist_weights(graph: Graph, layouts: Pass) -> Graph:
             return None
         known = [o.id in fixed for o in node.operands]
         half = [halves.of(o) if fits else None for o, fits in zip(operands, known, strict=True)]
-        return _Hoist(node, operands, known, half, form, layouts, out, made).node()
+        values = [
+            derived_value(graph, o) if fits and o.dtype is I8 else None
+            for o, fits in zip(node.operands, known, strict=True)
+        ]
+        return _Hoist(node, operands, known, half, values, form, layouts, out, made).node()
 
     return rewrite(graph, visit)
 
@@ -59,12 +67,13 @@ class _Hoist:
         operands: Sequence[Node],
         known: list[bool],
         half: list[Node | None],
+        values: list[np.ndarray | None],
         form: Loop,
         layouts: Pass,
         out: Graph,
         made: dict[object, Node],
     ) -> None:
-        self.made, self.half = made, half
+        self.made, self.half, self.values = made, half, values
         self.old, self.operands, self.known, self.layouts, self.out = node, operands, known, layouts, out
         self.first = form.fixed_operands
         self.moving = form.fixed_inputs  # inputs that differ from step to step come first in every body
@@ -97,10 +106,11 @@ class _Hoist:
         return hoist_weights(self.layouts(made), self.layouts)
 
     def _weight(self, number: int, given: Node, inside: Graph) -> Node:
-        """A weight inside a body, which sees that it is widened from 16 bits."""
+        """A weight inside a body, which sees that it is widened from 16 bits, and what bytes are: their sizes
+        decide about their layout."""
         half = self.half[number]
         if half is None:
-            return inside.param(_name(number), given.shape, given.dtype)
+            return inside.param(_name(number), given.shape, given.dtype, self.values[number])
         made: Node = cast(inside.param(_name(number), half.shape, half.dtype), dtype=given.dtype)
         return made
 

@@ -97,7 +97,7 @@ class _Packing:
         tile, half = self.tiles[b.dtype.name], self.halves.of(b)
         matrix = b if half is None else half
         matrix = matrix if axis == 0 else transpose(matrix, (1, 0))
-        value = _value(self.graph, old) if in_quads else None
+        value = derived_value(self.graph, old) if in_quads else None
         quads = None if value is None else small_quads(value if axis == 0 else value.T, tile)
         made: Node
         if quads is not None:
@@ -140,12 +140,12 @@ def is_narrow(node: Node, tile: PanelTile) -> bool:
     return int(b.shape[1 - axis]) <= tile.lanes // 2 and b.dtype in (F32, F64)
 
 
-def _value(graph: Graph, node: Node) -> np.ndarray | None:
+def derived_value(graph: Graph, node: Node) -> np.ndarray | None:
     """What a weight is, or what is computed of weights; None where that is not known."""
     value = weight_value(graph, node)
     if value is not None or node.op.role is not Role.COMPUTE or node.bodies or uses_symbols(node):
         return value
-    operands = [_value(graph, o) for o in node.operands]
+    operands = [derived_value(graph, o) for o in node.operands]
     if any(o is None for o in operands) or node.op.host_only is not None or node.op.effects != "none":
         return None
     with np.errstate(all="ignore"):

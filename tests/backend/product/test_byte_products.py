@@ -125,6 +125,33 @@ def test_values_decide(target: Target) -> None:
 
 
 @every_target
+@pytest.mark.parametrize("how", ["small", "outliers", "large"])
+def test_values_of_weights_decide_in_loops_too(target: Target, how: str) -> None:
+    """A loop multiplies by the same bytes in every step: they lie in panels of quads as elsewhere."""
+    rng = np.random.default_rng(12)
+    g, w = rlx.Graph("loop"), weights(rng, how, 40, 40)
+    right = g.param("w", (40, 40), "i8", w)
+    rows = g.input("x", (5, 3, 40), "u8")
+
+    def step(total: rlx.Node, row: rlx.Node) -> tuple[rlx.Node, rlx.Node]:
+        codes = rlx.ops.bitwise_xor(row, rlx.ops.cast(rlx.ops.bitwise_and(total, 255), "u8"))
+        made = rlx.ops.dot_general(codes, right, ((1,), (0,)), out_dtype="i32")
+        return made, made
+
+    _, y = rlx.ops.scan(step, rlx.ops.zeros((3, 40), "i32"), rows)
+    g.output("y", y)
+    made = rlx.compile(g, target=target.name, threads=1)
+    x = rng.integers(0, 256, (5, 3, 40)).astype(np.uint8)
+    total, want = np.zeros((3, 40), np.int64), []
+    for row in x:
+        total = product(row ^ (total & 255).astype(np.uint8), w)
+        want.append(total)
+    np.testing.assert_array_equal(made.run({"x": x})["y"], np.stack(want))
+    packed = any(n.op.name == "pack_quads" for n in made.lir.derived.nodes) if made.lir.derived else False
+    assert packed == (target.sums_in_pairs and how != "large")
+
+
+@every_target
 def test_sums_of_other_types(target: Target) -> None:
     """Only sums in i32 have kernels of their own; the others are native, too."""
     rng = np.random.default_rng(10)

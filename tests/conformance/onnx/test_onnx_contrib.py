@@ -280,34 +280,86 @@ def test_attention_of_bytes() -> None:
     check("QAttention", *given, fixed=(1, 2, 3, 4, 6, 7), num_heads=2, rtol=1e-3, atol=1e-4, want=want)
 
 
-def lstm(x: np.ndarray, w: np.ndarray, r: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, ...]:
-    """One direction in f64: all hidden states, the last one, the last cell; gates in the order i o f c."""
-    hidden = cell = np.zeros((x.shape[1], r.shape[0]))
+def byte_product(x: np.ndarray, weight: np.ndarray, scale: np.ndarray, zero: int) -> np.ndarray:
+    """x rounded to u8 as DynamicQuantizeLinear does, times levels of weights: exact integers, then scaled."""
+    low, high = np.float32(min(x.min(), 0)), np.float32(max(x.max(), 0))
+    step = np.float32(high - low if high > low else 1) / np.float32(255)
+    start = np.clip(np.rint(-low / step), 0, 255)
+    levels = np.clip(np.rint(x / step) + start, 0, 255)
+    sums = (levels.astype(np.int64) - int(start)) @ (weight.astype(np.int64) - zero)
+    return sums.astype(np.float32) * (step * scale)
+
+
+def byte_lstm(
+    x: np.ndarray, weights: Any, bias: np.ndarray, first: Any = None, lens: Any = None
+) -> tuple[np.ndarray, ...]:
+    """One direction: all hidden states, the last one, the last cell; gates in the order i o f c."""
+    w, r = weights
+    steps, batch, _ = x.shape
+    zeros = np.zeros((batch, r[0].shape[0]), np.float32)
+    hidden, cell = (zeros, zeros) if first is None else first
+    active = np.arange(steps)[:, None] < (np.full(batch, steps) if lens is None else lens)
     every = []
-    for step in x:
-        i, o, f, c = np.split(step @ w + hidden @ r + bias, 4, -1)
-        cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(c)
-        hidden = sigmoid(o) * np.tanh(cell)
-        every.append(hidden)
-    return np.stack(every), hidden, cell
+    for row, now in zip(byte_product(x, *w) + bias, active[:, :, None], strict=True):
+        i, o, f, c = np.split((row + byte_product(hidden, *r)).astype(np.float64), 4, -1)
+        new = (sigmoid(f) * cell + sigmoid(i) * np.tanh(c)).astype(np.float32)
+        out = (sigmoid(o) * np.tanh(new)).astype(np.float32)
+        every.append(np.where(now, out, 0))
+        hidden, cell = np.where(now, out, hidden), np.where(now, new, cell)
+    return np.stack(every).astype(np.float32), hidden, cell
 
 
 @pytest.mark.parametrize("per_gate", [False, True])
-def test_lstm_with_weights_in_bytes(per_gate: bool) -> None:
-    """Weights are bytes, activations stay in f32 (ONNX Runtime rounds those, too)."""
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+def test_lstm_with_weights_in_bytes(per_gate: bool, kind: type) -> None:
+    """The input as a whole, and the state at every step, are rounded to bytes, and bytes are multiplied."""
     shape = (2, 24) if per_gate else (2,)
     scales = [RNG.uniform(0.002, 0.004, shape).astype(np.float32) for _ in range(2)]
-    zeros = [np.full(shape, z, np.uint8) for z in (128, 120)]
-    x, w, r, bias = f32(7, 2, 5), u8(2, 5, 24), u8(2, 6, 24), f32(2, 48)
+    points = (128, 120) if kind is np.uint8 else (0, 0)
+    zeros = [np.full(shape, z, kind) for z in points]
+    some = u8 if kind is np.uint8 else i8
+    x, w, r, bias = f32(7, 2, 5), some(2, 5, 24), some(2, 6, 24), f32(2, 48)
     parts = []
     for way in range(2):
-        wide = [
-            exact.real(b[way], s[way], int(z.flat[0])) for b, s, z in zip((w, r), scales, zeros, strict=True)
-        ]
-        states, last, cell = lstm(x[::-1] if way else x, *wide, bias[way, :24] + bias[way, 24:])
-        parts.append((states[::-1] if way else states, last, cell))
+        weights = [(b[way], s[way], z) for b, s, z in zip((w, r), scales, points, strict=True)]
+        found = byte_lstm(x[::-1] if way else x, weights, bias[way, :24] + bias[way, 24:])
+        parts.append((found[0][::-1] if way else found[0], *found[1:]))
     every, last, cell = zip(*parts, strict=True)
-    want = [a.astype(np.float32) for a in (np.stack(every, 1), np.stack(last), np.stack(cell))]
+    want = [np.stack(every, 1), np.stack(last), np.stack(cell)]
     given = (x, w, r, bias, None, None, None, None, scales[0], zeros[0], scales[1], zeros[1])
-    how = {"hidden_size": 6, "direction": "bidirectional", "want": want}
-    check("DynamicQuantizeLSTM", *given, fixed=(1, 2, 3, 8, 9, 10, 11), outputs=3, **how)
+    how = {"hidden_size": 6, "direction": "bidirectional"}
+    fixed = (1, 2, 3, 8, 9, 10, 11)
+    check("DynamicQuantizeLSTM", *given, fixed=fixed, outputs=3, want=want, **how)
+    check("DynamicQuantizeLSTM", *given, fixed=fixed, outputs=3, **how)  # what ONNX Runtime gives
+
+
+def test_byte_lstm_with_states_and_lengths() -> None:
+    """Sequences end at different steps, and states are given; ended sequences keep theirs."""
+    x, w, r, bias = f32(6, 3, 5), i8(1, 5, 24), i8(1, 6, 24), f32(1, 48)
+    scales = [RNG.uniform(0.002, 0.004, (1, 24)).astype(np.float32) for _ in range(2)]
+    zero, lens = np.zeros((1, 24), np.int8), np.array([6, 2, 4], np.int32)
+    first = [0.5 * f32(1, 3, 6) for _ in range(2)]
+    weights = [(b[0], s[0], 0) for b, s in zip((w, r), scales, strict=True)]
+    found = byte_lstm(x, weights, bias[0, :24] + bias[0, 24:], [s[0] for s in first], lens)
+    want = [found[0][:, None], found[1][None], found[2][None]]
+    given = (x, w, r, bias, lens, *first, None, scales[0], zero, scales[1], zero)
+    fixed = (1, 2, 3, 8, 9, 10, 11)
+    check("DynamicQuantizeLSTM", *given, fixed=fixed, outputs=3, want=want, hidden_size=6)
+    peephole = f32(1, 18)
+    with_peephole = (*given[:4], None, *first, peephole, *given[8:])
+    check("DynamicQuantizeLSTM", *with_peephole, fixed=(*fixed, 7), outputs=3, hidden_size=6)
+
+
+@pytest.mark.parametrize("missing", ["w_scale", "r_scale"])
+def test_byte_lstm_refuses_what_it_does_not_know(missing: str) -> None:
+    x, w, r = f32(2, 1, 3), i8(1, 16, 3), i8(1, 16, 4)
+    scales = dict.fromkeys(("w_scale", "r_scale"), np.ones((1, 16), np.float32))
+    with pytest.raises(rlx.errors.TypeMismatchError, match=missing):
+        ops.dynamic_quantize_lstm(x, w, r, **(scales | {missing: None}))
+    with pytest.raises(rlx.errors.DTypeError, match="must be f32"):
+        halves = {k: v.astype(np.float16) for k, v in scales.items()}
+        ops.dynamic_quantize_lstm(x.astype(np.float16), w, r, **halves)
+    with pytest.raises(rlx.errors.DTypeError, match="not of the dtype of w"):
+        ops.dynamic_quantize_lstm(x, w, r, **scales, w_zero_point=np.zeros((1, 16), np.uint8))
+    with pytest.raises(rlx.errors.DTypeError, match="not of i8 or u8"):
+        ops.dynamic_quantize_lstm(x, w.astype(np.float32), r, **scales)

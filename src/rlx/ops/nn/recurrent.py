@@ -119,17 +119,16 @@ class _gru(Recurrent):
         ]
 
 
-@declare
-class _lstm(Recurrent):
+class LstmCell(Recurrent):
     """Gates i, o, f, c (input, output, forget, candidate), so ordered in weights; C = f C + i c, h = o h(C).
 
     Peepholes (of i, o, f) add C times a weight to the gates: the old C to i and f, the new C to o. With
     `input_forget` the forget gate is 1 - i.
     """
 
-    name = "lstm"
     gates = 4
     states = 2
+    further: tuple[str, ...] = EXTRAS
     defaults = ("sigmoid", "tanh", "tanh")
     attrs = {**Recurrent.attrs, "input_forget": Attr(boolean, False)}
 
@@ -151,6 +150,12 @@ class _lstm(Recurrent):
         c = f * c + i * do.gate(1, new)
         o = do.gate(0, o if po is None else o + po * c)
         return [o * do.activate(2, c), c]
+
+
+@declare
+class _lstm(LstmCell):
+    __doc__ = LstmCell.__doc__
+    name = "lstm"
 
     def samples(self) -> list[Sample]:
         w, r, both = "f32[1,16,3]", "f32[1,16,4]", ("f32[2,16,3]", "f32[2,16,4]")
@@ -176,7 +181,7 @@ class _lstm(Recurrent):
 # -- what users call
 
 
-def _layer(
+def layer(
     op: Any, x: Operand, w: Operand, r: Operand, given: Mapping[str, Any], batch_first: bool, **attrs: object
 ) -> Any:
     """Call a layer; `given` are its optional operands by name, None where absent."""
@@ -223,7 +228,7 @@ def rnn(
     """
     given = {"bias": bias, "lens": lens, "initial_h": initial_h}
     more = {"direction": direction, "activations": activations, "alpha": alpha, "beta": beta, "clip": clip}
-    return _layer(_rnn, x, w, r, given, batch_first, **more)
+    return layer(_rnn, x, w, r, given, batch_first, **more)
 
 
 @of_many
@@ -250,7 +255,7 @@ def gru(
     """
     given = {"bias": bias, "lens": lens, "initial_h": initial_h}
     more = {"direction": direction, "activations": activations, "alpha": alpha, "beta": beta, "clip": clip}
-    return _layer(_gru, x, w, r, given, batch_first, linear_before_reset=linear_before_reset, **more)
+    return layer(_gru, x, w, r, given, batch_first, linear_before_reset=linear_before_reset, **more)
 
 
 @of_many
@@ -281,7 +286,7 @@ def lstm(
         "bias": bias, "lens": lens, "initial_h": initial_h, "initial_c": initial_c, "peephole": peephole,
     }  # fmt: skip
     more = {"direction": direction, "activations": activations, "alpha": alpha, "beta": beta, "clip": clip}
-    return _layer(_lstm, x, w, r, given, batch_first, input_forget=input_forget, **more)
+    return layer(_lstm, x, w, r, given, batch_first, input_forget=input_forget, **more)
 
 
 __all__ = ["gru", "lstm", "rnn"]

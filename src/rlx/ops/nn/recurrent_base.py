@@ -7,6 +7,8 @@ arrays and on nodes.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from rlx.errors import OpAttributeError, ShapeError, TypeMismatchError
 from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, AttrValue, one_of, optional, real, reals, strings
 from rlx.ir.dim import Dim
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, MultiOp, Sample
 from rlx.ir.operand import Tensor
@@ -113,8 +116,8 @@ class Arithmetic:
         return self.activate(number, clipped)
 
     def product(self, h: Tensor, r: Tensor) -> Tensor:
-        """h [batch, hidden] with rows of r [gates, hidden]."""
-        return dot_general(h, r, ((1,), (1,))) if self.on_nodes else h @ r.T
+        """h [..., k] with rows of r [gates, k]."""
+        return dot_general(h, r, ((len(h.shape) - 1,), (1,))) if self.on_nodes else h @ r.T
 
     def gates(self, x: Tensor, count: int) -> list[Tensor]:
         """Equal parts of the last axis."""
@@ -139,6 +142,8 @@ class Recurrent(MultiOp):
     gates: int
     states: int = 1  # h, or h and c
     defaults: tuple[str, ...]  # activations of one direction
+    further: tuple[str, ...] = EXTRAS[:3]  # operands after x, w and r, in this order
+    arithmetic: type[Arithmetic] = Arithmetic
     attrs = {
         "extras": Attr(strings, ()),
         "direction": Attr(one_of(*DIRECTIONS), "forward"),
@@ -174,17 +179,12 @@ class Recurrent(MultiOp):
         extras: Sequence[str],
         **attrs: AttrValue,
     ) -> TupleType:
-        known = [e for e in EXTRAS if e in extras]
-        allowed = EXTRAS if self.states == 2 else EXTRAS[:3]
-        if list(extras) != known or any(e not in allowed for e in extras) or len(extras) != len(more):
+        if list(extras) != [e for e in self.further if e in extras] or len(extras) != len(more):
             raise TypeMismatchError(
-                f"{self.name}: further operands {extras} must be some of {allowed}, in this order"
+                f"{self.name}: further operands {extras} must be some of {self.further}, in this order"
             )
         given = dict(zip(extras, more, strict=True))
-        floats = [x, w, r, *(t for name, t in given.items() if name != "lens")]
-        for t in floats:
-            need_dtype(self.name, t, is_real_float)
-        d = same_dtype(self.name, floats)
+        d = self.number_type({"x": x, "w": w, "r": r, **given})
         if x.rank != 3 or w.rank != 3 or r.rank != 3:
             raise ShapeError(f"{self.name}: x {x}, w {w} and r {r} must all have three axes")
         steps, batch, _ = x.shape
@@ -201,6 +201,17 @@ class Recurrent(MultiOp):
         self.check_activations(sides, **attrs)
         last = TensorType(d, (sides, batch, hidden))
         return TupleType((TensorType(d, (steps, sides, batch, hidden)), *(last,) * self.states))
+
+    def number_type(self, given: Mapping[str, TensorType]) -> DType:
+        """The one dtype of all operands that are real numbers."""
+        floats = [t for name, t in given.items() if name != "lens"]
+        for t in floats:
+            need_dtype(self.name, t, is_real_float)
+        return same_dtype(self.name, floats)
+
+    def matrix(self, name: str, given: Mapping[str, Tensor], part: Callable[[Tensor], Tensor]) -> Any:
+        """What the arithmetic multiplies by: w or r, of which `part` takes one direction or all as one."""
+        return part(given[name])
 
     def shapes(self, sides: int, x: Shape, hidden: Dim) -> dict[str, Shape]:
         """Shapes of all operands but x."""
@@ -241,13 +252,13 @@ class Recurrent(MultiOp):
     def meaning(
         self, x: np.ndarray, w: np.ndarray, r: np.ndarray, *more: np.ndarray, **attrs: AttrValue
     ) -> Any:
-        given = dict(zip(attrs["extras"], more, strict=True))
+        given = {"w": w, "r": r, **dict(zip(attrs["extras"], more, strict=True))}
         steps, batch, _ = x.shape
         hidden = r.shape[2]
         lens = given.get("lens", np.full(batch, steps))
         outs, ends = [], []
         for side, backward in enumerate(DIRECTIONS[attrs["direction"]]):
-            do = Arithmetic(attrs, side, on_nodes=False)
+            do = self.arithmetic(attrs, side, on_nodes=False)
             bias = given.get("bias", np.zeros((side + 1, 2 * self.gates * hidden), x.dtype))[side]
             outer, inner = self.split_bias(*np.split(bias, 2), on_nodes=False, **attrs)
             state = [
@@ -256,9 +267,12 @@ class Recurrent(MultiOp):
             ]
             peephole = given["peephole"][side] if "peephole" in given else None
             y = np.zeros((steps, batch, hidden), x.dtype)
+            own = operator.itemgetter(side)
+            products = do.product(x, self.matrix("w", given, own)) + outer
+            weights = self.matrix("r", given, own)
             for t in reversed(range(steps)) if backward else range(steps):
                 valid = (t < lens)[:, None]
-                new = self.cell(do, x[t] @ w[side].T + outer, state, r[side], inner, peephole, **attrs)
+                new = self.cell(do, products[t], state, weights, inner, peephole, **attrs)
                 state = [np.where(valid, a, b).astype(x.dtype) for a, b in zip(new, state, strict=True)]
                 y[t] = np.where(valid, new[0], 0)
             outs.append(y)
@@ -266,22 +280,28 @@ class Recurrent(MultiOp):
         return (np.stack(outs, 1), *(np.stack([e[i] for e in ends]) for i in range(self.states)))
 
     def expansion(self, x: Node, w: Node, r: Node, *more: Node, **attrs: AttrValue) -> Tensor:
-        steps, batch, inputs = x.shape
+        steps, batch, _ = x.shape
         sides, hidden = len(DIRECTIONS[attrs["direction"]]), r.shape[2]
         width = self.gates * hidden
         shapes = self.shapes(sides, x.shape, hidden)
         # Sizes that the type rule found equal, perhaps by assumption, are spelled alike from here on.
         named = {"w": w, "r": r, **dict(zip(attrs["extras"], more, strict=True))}
         given = {n: v if v.shape == shapes[n] else reshape(v, shapes[n]) for n, v in named.items()}
-        w, r = given["w"], given["r"]
-        products = dot_general(x, reshape(w, (sides * width, inputs)), ((2,), (1,)))
+        given = {**given, **self.prepared(given)}
+
+        def joined(weight: Node) -> Node:
+            made: Node = reshape(weight, (sides * width, *weight.shape[2:]))
+            return made
+
+        every = self.arithmetic(attrs, 0, on_nodes=True)
+        products = every.product(x, self.matrix("w", given, joined))
         valid = None
         if "lens" in given:
             at = less(iota((steps, batch), axis=0), cast(given["lens"], dtype="i64"))
             valid = reshape(at, (steps, batch, 1))
         outs, ends = [], []
         for side, backward in enumerate(DIRECTIONS[attrs["direction"]]):
-            do = Arithmetic(attrs, side, on_nodes=True)
+            do = self.arithmetic(attrs, side, on_nodes=True)
             along = slice_axis(products, 2, side * width, width)
             inner = None
             if "bias" in given:
@@ -294,13 +314,13 @@ class Recurrent(MultiOp):
                 for name in ("initial_h", "initial_c")[: self.states]
             ]
             peephole = _side(given["peephole"], side) if "peephole" in given else None
-            weights = _side(r, side)
+            weights = self.matrix("r", given, functools.partial(_side, side=side))
 
             def step(
                 state: list[Node],
                 row: tuple[Node, Node | None],
                 do: Arithmetic = do,
-                weights: Node = weights,
+                weights: Any = weights,
                 inner: Tensor = inner,
                 peephole: Tensor = peephole,
             ) -> tuple[list[Node], Node]:
@@ -316,9 +336,13 @@ class Recurrent(MultiOp):
             ends.append([reshape(e, (1, batch, hidden)) for e in end])
         return (concat(outs, 1), *(concat([e[i] for e in ends], 0) for i in range(self.states)))
 
+    def prepared(self, given: Mapping[str, Node]) -> Mapping[str, Node | None]:
+        """Operands that the expansion replaces before its loops begin."""
+        return {}
+
     def one(
         self,
-        *types: str,
+        *types: str | Arg,
         extras: Sequence[str] = (),
         lens: Sequence[int] | None = None,
         grad: bool = True,
@@ -327,7 +351,7 @@ class Recurrent(MultiOp):
         """A sample: x, w, r and further operands by type; lens by value."""
         sides = len(DIRECTIONS[attrs.get("direction", "forward")])
         attrs = self.normal(sides, attrs)
-        args: list[Arg | np.ndarray] = [Arg(t, -1, 1) for t in types]
+        args: list[Arg | np.ndarray] = [Arg(t, -1, 1) if isinstance(t, str) else t for t in types]
         if lens is not None:
             args.insert(3 + extras.index("lens"), np.array(lens, np.int32))
         return Sample(tuple(args), {"extras": tuple(extras), **attrs}, grad=grad)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.contrib.attention import attend
@@ -137,15 +139,19 @@ def qattention(n: Call) -> Outputs:
 
 @onnx_op("DynamicQuantizeLSTM", domain=MS, ignored=("output_sequence",))
 def dynamic_quantize_lstm(n: Call) -> Outputs:
-    """Weights are read as the numbers they stand for. ONNX Runtime rounds the input and, at every step, the
-    hidden state to bytes too, to be able to multiply bytes; that only adds an error."""
-    w, r = (gate_weights(n, weight, scale) for weight, scale in ((1, 8), (2, 10)))
-    return tuple(ops.lstm(n[0], w, r, n.get(3), **lstm_options(n)))
+    """The input and, at every step, the state are rounded to bytes, as the op says: bytes are multiplied."""
+    w, r = (ops.transpose(n[i], (0, 2, 1)) for i in (1, 2))
+    scales = [per_gate(n, i, w) for i in (8, 10)]
+    zeros = [None if n.get(i) is None else per_gate(n, i, w) for i in (9, 11)]
+    more = {"bias": n.get(3), "w_zero_point": zeros[0], "r_zero_point": zeros[1], **lstm_options(n)}
+    return tuple(ops.dynamic_quantize_lstm(n[0], w, r, scales[0], scales[1], **more))
 
 
-def gate_weights(n: Call, i: int, scale: int) -> Node:
-    """Operand i, levels [directions, k, gates], as LSTM's [directions, gates, k] in f32."""
-    q = n[i]
-    by, zero = (ops.reshape(n[scale + j], (q.shape[0], 1, -1)) for j in (0, 1))
-    real_weights = (ops.cast(q, "f32") - ops.cast(zero, "f32")) * by
-    return ops.transpose(real_weights, (0, 2, 1))
+def per_gate(n: Call, i: int, weight: Node) -> Node:
+    """Operand i, which has a number for each direction or for each of its gates, as [directions, gates]."""
+    known, shape = n.known(i), weight.shape[:2]
+    spread: Node = ops.broadcast_to(ops.reshape(n[i], (shape[0], -1)), shape)
+    if known is None or not spread.tensor.is_static:
+        return spread
+    # The op looks whether zero points are constants.
+    return n.constant(np.broadcast_to(known.reshape(known.shape[0], -1), [int(d) for d in shape]))
