@@ -90,6 +90,7 @@ class RankProgram(CompiledProgram):
     """
 
     has_variants = False  # all ranks run the same code
+    quick = False  # ranks meet
 
     def __init__(self, *given: Any, sharded: Sharded, transport: SymmetricTransport, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -214,10 +215,10 @@ class RankProgram(CompiledProgram):
     def _kind(self, node: Node) -> ReduceKind:
         return ReduceKind(node.attrs.get("kind", ReduceKind.SUM))
 
-    def _kernel_error(self, e: RecordError, binding: Mapping[str, int]) -> Exception:
+    def kernel_error(self, e: RecordError, binding: Mapping[str, int]) -> Exception:
         node = self.lir.mir.nodes[int(e.name)]
         if node.op.family != "collective":
-            return super()._kernel_error(e, binding)
+            return super().kernel_error(e, binding)
         failure = self._native[node.attrs["axis"]].failure(e.code)
         if not isinstance(failure, Exception):  # such as KeyboardInterrupt
             raise failure

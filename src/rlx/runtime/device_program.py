@@ -39,6 +39,7 @@ class DeviceProgram(CompiledProgram):
     """What `rlx.compile(..., device="opencl")` returns: called, asked and explained like any program."""
 
     moves_sizes = False
+    quick = False
 
     def __init__(self, lir: LirModule, kernels: KernelSet, device: str, debug: str | None = None) -> None:
         if debug not in (None, "nan"):

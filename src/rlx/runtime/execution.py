@@ -162,7 +162,7 @@ class Execution:
             try:
                 step.program.run()
             except RecordError as e:
-                raise self._kernel_error(e, context.plan.binding) from None
+                raise self.kernel_error(e, context.plan.binding) from None
             return self._revealed(context, step) if step.reveals else ({}, None)
         assert step.thunk is not None
         start = time.perf_counter_ns()
@@ -219,7 +219,7 @@ class Execution:
                 data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
                 context.raw(target.id)[: data.size] = data  # there may be room for more
 
-    def _kernel_error(self, e: RecordError, binding: Mapping[str, int]) -> Exception:
+    def kernel_error(self, e: RecordError, binding: Mapping[str, int]) -> Exception:
         if not e.name:  # a gate
             return self._weights.failure() or e
         node = self.graph.nodes[int(e.name)]

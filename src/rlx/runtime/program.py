@@ -28,6 +28,7 @@ from rlx.runtime.debug import check_mode
 from rlx.runtime.entry import SizeEntry, entry_of
 from rlx.runtime.execution import Execution, Given
 from rlx.runtime.exported import Exported, Page
+from rlx.runtime.lane import Lanes
 from rlx.runtime.memory import OutputPool
 from rlx.runtime.native.driver import RecordError
 from rlx.runtime.sizes import Sizes
@@ -49,6 +50,7 @@ class CompiledProgram(Execution):
     """What `rlx.compile` returns. Runs are re-entrant: several threads may call it at once."""
 
     moves_sizes = True  # a context can run at other sizes of size inputs
+    quick = True  # small runs need not be executed step by step
     has_variants = True  # runs whose sizes broadcast in other ways get their own programs
 
     def __init__(
@@ -74,6 +76,7 @@ class CompiledProgram(Execution):
         given = {s for n in (*self.inputs, *graph.state_inputs.values()) for s in type_symbols(n.type)}
         self._found_later = [s for s in self._symbols if s not in given]
         self._free: dict[tuple[int, ...], list[Context]] = {}
+        self._lanes = Lanes()
         self._plans: dict[tuple[int, ...], LirBufferPlan] = {}
         self._lock = threading.Lock()
         self._generation = 0  # of weights: contexts hold their addresses
@@ -83,6 +86,8 @@ class CompiledProgram(Execution):
         self._sizes = Sizes(lir, kernels) if sized and self.moves_sizes and debug is None else None
         self._handles: dict[str, BufferHandle] | None = None  # states bound at compile, which survive runs
         self._turn = threading.Lock()  # runs that share those states come one after the other
+        # Runs that no size, state or check is decided in may be quick.
+        self._has_lanes = self.quick and debug is None and not graph.states and not sized
         self.origin = origin
         self._variants: Variants | None = None  # once there is one
         self.notes: list[str] = []  # what a user should know about how this program came to be
@@ -110,7 +115,7 @@ class CompiledProgram(Execution):
     @property
     def has_run(self) -> bool:
         """Whether a run is over."""
-        return bool(self._free)
+        return bool(self._free or self._lanes)
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -310,6 +315,7 @@ class CompiledProgram(Execution):
         with self._lock:
             self._weights.set(name, value)
             self._free.clear()
+            self._lanes.clear()
             self._generation += 1
             for variant in self._variants.made.values() if self._variants else ():
                 if name in variant.stored_params:
@@ -323,6 +329,9 @@ class CompiledProgram(Execution):
         The arrays are the caller's: no later run changes them. Memory of outputs of 1 MiB or more is used
         again by later runs of this program once no array refers to it. `bind` writes into your own arrays.
         """
+        found = self._lanes.run(inputs, self)
+        if found is not None:
+            return found
         try:
             given = [inputs[name] for name in self.input_names]
         except KeyError as e:
@@ -346,7 +355,8 @@ class CompiledProgram(Execution):
                 f"program {self.graph.name!r} takes {len(self.inputs)} inputs, got {len(inputs)}; "
                 f"it takes: {', '.join(self.input_names) or 'none'}"
             )
-        out = self._run(inputs)
+        found = self._lanes.run(dict(zip(self.input_names, inputs, strict=True)), self)
+        out = self._run(inputs) if found is None else list(found.values())
         return out[0] if len(out) == 1 else tuple(out)
 
     def bind(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> Callable[[], None]:
@@ -377,7 +387,7 @@ class CompiledProgram(Execution):
                 for program in native:
                     program.run()
             except RecordError as e:
-                raise keep[2]._kernel_error(e, keep[3].plan.binding) from None
+                raise keep[2].kernel_error(e, keep[3].plan.binding) from None
 
         def run_steps() -> None:
             for copy, array in copies:
@@ -425,9 +435,24 @@ class CompiledProgram(Execution):
         if variant is not None:
             return variant._run_with(given, states)
         try:
-            return self.execute(context, Given(arrays, states, binding))
-        finally:
+            outputs = self.execute(context, Given(arrays, states, binding))
+        except BaseException:
             self.release(context)
+            raise
+        if not (self._has_lanes and self._keep_lane(context, arrays, outputs)):
+            self.release(context)
+        return outputs
+
+    def _keep_lane(self, context: Context, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> bool:
+        """Keep the context of a run for quick ones of the same sizes, if that is possible."""
+        with self._lock:
+            if context.generation != self._generation or self._weights.watched:
+                return False
+            named = [
+                list(zip(names, arrays, strict=True))
+                for names, arrays in ((self.input_names, inputs), (self.output_names, outputs))
+            ]
+            return self._lanes.open(context, *named)
 
     def _variant(self, binding: Mapping[str, int]) -> CompiledProgram | None:
         """The program for sizes that break a guard, because one of them is 1 and broadcasts; None if these
@@ -501,7 +526,7 @@ class CompiledProgram(Execution):
         if last is None or last.key != key or last.generation != generation:
             with self._lock:
                 free = self._free.get(key)
-                last = free.pop() if free else None
+                last = free.pop() if free else self._lanes.context(key)
             if last is None:
                 last = self._make_context(binding)
                 last.generation = generation

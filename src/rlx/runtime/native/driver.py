@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,6 +197,31 @@ class NativeProgram:
             self._forget()
             raise
         self._header[_FIRST] = 0
+
+    def caller(self) -> Callable[[], None]:
+        """A function that does what `run` does, quicker: for a program that runs often.
+
+        >>> NativeProgram([], threads=1).caller()()
+        """
+        if self._threads > 1 or self.stamps is not None:
+            return self.run
+        header, enter, go_on, forget = self._header, self._driver.run_program, self._go_on, self._forget
+        # Numbers of the right types are passed as they are.
+        address, thread = ctypes.c_void_p(self._address), ctypes.c_int64(0)
+
+        def run() -> None:
+            try:
+                enter(address, thread)
+                if header[_FAILED] == _FINE:
+                    return
+                while header[_FAILED] != _FINE:
+                    go_on()
+            except BaseException:
+                forget()
+                raise
+            header[_FIRST] = 0
+
+        return run
 
     def _enter(self) -> None:
         """Walk the records from the first one to run until the end, a pause or a failure."""
