@@ -28,9 +28,9 @@ from rlx.runtime.debug import check_mode
 from rlx.runtime.entry import SizeEntry, entry_of
 from rlx.runtime.execution import Execution, Given
 from rlx.runtime.exported import Exported, Page
-from rlx.runtime.lane import Lanes
 from rlx.runtime.memory import OutputPool
 from rlx.runtime.native.driver import RecordError
+from rlx.runtime.native.lane import Lanes
 from rlx.runtime.sizes import Sizes
 from rlx.runtime.stream import Stream, handles_for
 from rlx.runtime.trace import Run, best_times, spans

@@ -12,7 +12,7 @@ import pytest
 
 import rlx
 from rlx.errors import InputError, KernelError
-from rlx.runtime.lane import LARGEST
+from rlx.runtime.native.lane import LARGEST
 
 RNG = np.random.default_rng(5)
 
@@ -71,7 +71,7 @@ def test_results_are_the_callers() -> None:
 
 
 def test_what_a_lane_does_not_take_goes_the_long_way() -> None:
-    """Buffers, views with strides, other mappings, arrays that may not be written: all run, in one context."""
+    """Buffers, strides, other mappings, arrays that may not be written: all run, in one context."""
     program, given = layer(), feed()
     program.run(given)
     strided = np.repeat(given["x"], 2, 1)[:, ::2]

@@ -70,9 +70,7 @@ class Lanes:
 
     def __init__(self) -> None:
         self._idle: list[Lane] = []
-        self._shapes: object = (
-            None  # of the last run that was not quick
-        )
+        self._shapes: object = None  # of the last run that was not quick
 
     def __bool__(self) -> bool:
         return self._shapes is not None
