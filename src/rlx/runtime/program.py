@@ -378,14 +378,14 @@ class CompiledProgram(Execution):
         for node, array in zip((*self.inputs, *self.outputs), (*used, *written), strict=True):
             context.connect(node.id, array)
         keep = (used, written, self, context)  # all that the tables point to
-        native = [step.program for step in context.steps if step.program is not None]
+        native = [step.program.caller() for step in context.steps if step.program is not None]
 
         def run() -> None:
             for copy, array in copies:
                 copy[...] = array
             try:
-                for program in native:
-                    program.run()
+                for call in native:
+                    call()
             except RecordError as e:
                 raise keep[2].kernel_error(e, keep[3].plan.binding) from None
 

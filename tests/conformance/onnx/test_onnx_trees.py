@@ -14,6 +14,7 @@ from onnx import TensorProto, helper  # noqa: E402
 
 import rlx  # noqa: E402
 from conformance.ort_session import open_session  # noqa: E402
+from rlx.frontend.onnx.ml import trees  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("each_origin")
 
@@ -106,3 +107,58 @@ def test_deep_trees() -> None:
         "n_targets": 1,
     }
     check("TreeEnsembleRegressor", [("y", TensorProto.FLOAT)], nodes=nodes, **targets)
+
+
+def ragged(mode: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Seven trees of up to four levels, some a single leaf, whose nodes all compare in one way; a few splits
+    are values that rows have."""
+    rng = np.random.default_rng(seed)
+    nodes: dict[str, list[Any]] = {key: [] for key in NODES if key != "nodes_missing_value_tracks_true"}
+    ends: list[tuple[int, int]] = []
+    for tree in range(7):
+        level, count = [0], 1
+        for depth in range(5):
+            following: list[int] = []
+            for own in level:
+                inner = depth < 4 and (depth == 0 or rng.random() < 0.6) and tree != 3
+                values = [tree, own, 0, 0.0, "LEAF", 0, 0]
+                if inner:
+                    split = float(rng.choice([0.0, 0.5, *rng.standard_normal(3)]))
+                    values[2:] = [int(rng.integers(3)), split, mode, count, count + 1]
+                    following += [count, count + 1]
+                    count += 2
+                else:
+                    ends.append((tree, own))
+                for column, value in zip(nodes.values(), values, strict=True):
+                    column.append(value)
+            level = following
+    targets = {
+        "target_treeids": [tree for tree, _ in ends],
+        "target_nodeids": [own for _, own in ends],
+        "target_ids": [int(i) for i in rng.integers(0, 2, len(ends))],
+        "target_weights": [float(w) for w in rng.standard_normal(len(ends))],
+        "n_targets": 2,
+    }
+    return nodes, targets
+
+
+@pytest.mark.parametrize("mode", ["LEQ", "LT", "GTE", "GT", "EQ", "NEQ"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_small_trees_are_filled_up_to_one_depth(
+    mode: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, targets = ragged(f"BRANCH_{mode}", seed)
+    outputs = [("y", TensorProto.FLOAT)]
+    made: list[int | None] = []
+    levels = trees.Forest.levels
+
+    def noted(self: trees.Forest) -> list[np.ndarray] | None:
+        found = levels(self)
+        made.append(None if found is None else len(found) - 1)
+        return found
+
+    monkeypatch.setattr(trees.Forest, "levels", noted)
+    check("TreeEnsembleRegressor", outputs, nodes=nodes, **targets)
+    monkeypatch.setattr(trees, "DEEPEST", 3)  # deeper ones are walked in a loop
+    check("TreeEnsembleRegressor", outputs, nodes=nodes, **targets)
+    assert set(made) == {4, None}

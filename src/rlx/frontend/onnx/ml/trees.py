@@ -11,9 +11,12 @@ from rlx.frontend.onnx.ml.features import ML
 from rlx.frontend.onnx.ml.linear import labelled
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs
+from rlx.ir.dtype import F32
 from rlx.ir.graph import Node
 from rlx.records import dataclass
 
+DEEPEST = 8  # levels of trees that are filled up to one depth
+MOST_NODES = 4  # times as many leaves as there were nodes
 LEQ, LT, GTE, GT, EQ, NEQ, MEMBER = range(7)
 COMPARE = {
     LEQ: ops.less_equal,
@@ -48,6 +51,44 @@ class Forest:
     """Whether a missing value takes the true branch."""
     roots: np.ndarray
     sets: np.ndarray | None = None
+
+    def take(self, n: Call, x: Node, *tables: np.ndarray) -> list[Node]:
+        """[rows, trees, ...]: what tables have for the leaves that rows reach."""
+        levels = self.levels() if x.dtype is F32 else None
+        if levels is None:
+            at = self.leaves_of(n, x)
+            return [ops.gather(n.constant(table), at) for table in tables]
+        at = self.places_of(n, x, levels[:-1])
+        return [ops.gather(n.constant(table[levels[-1].reshape(-1)]), at) for table in tables]
+
+    def levels(self) -> list[np.ndarray] | None:
+        """Nodes [trees, 2 ** level] of trees that are filled up to one depth, if that makes few more of them
+        and all compare in one way; the last level has leaves only."""
+        kinds, depth = set(self.modes[~self.leaf].tolist()), self.depth()
+        small = depth <= DEEPEST and len(self.roots) << depth <= MOST_NODES * len(self.leaf)
+        if not (depth and small and len(kinds) == 1 and kinds <= COMPARE.keys()) or self.tracks.any():
+            return None
+        found = [self.roots[:, None]]
+        for _ in range(depth):  # a leaf leads to itself
+            at = found[-1]
+            found.append(np.stack([self.yes[at], self.no[at]], -1).reshape(len(at), -1))
+        return found
+
+    def places_of(self, n: Call, x: Node, levels: list[np.ndarray]) -> Node:
+        """[rows, trees]: numbers of the leaves that rows reach, tree after tree, in trees of one depth.
+
+        The place of a child follows from that of its node, so a step reads one word, which has the feature
+        and the split, and the feature's value.
+        """
+        (compare,) = (COMPARE[kind] for kind in set(self.modes[~self.leaf].tolist()))
+        at = ops.broadcast_to(n.constant(np.arange(len(self.roots))), (x.shape[0], len(self.roots)))
+        for nodes in levels:
+            bits = self.splits[nodes].astype(np.float32).view(np.int32).astype(np.int64)
+            words = ops.gather(n.constant((bits << 32 | self.features[nodes]).reshape(-1)), at)
+            split = ops.bitcast(ops.cast(ops.shift_right(words, 32), "i32"), "f32")
+            value = ops.gather_elements(x, ops.bitwise_and(words, 0xFFFFFFFF), axis=1)
+            at = at * 2 + ops.cast(ops.logical_not(compare(value, split)), "i64")
+        return at
 
     def leaves_of(self, n: Call, x: Node) -> Node:
         """[rows, trees]: the leaves that rows reach. All rows walk down all trees together: a step gathers
@@ -121,7 +162,9 @@ def tree_ensemble(n: Call) -> Outputs:
         sets=membership_sets(modes, n.attr("membership_values", None), x.dtype.np),
     )
     targets = np.array(n.attr("leaf_targetids"), np.int64)
-    return aggregated(n, ops.sub(forest.leaves_of(n, x), count), leaves, targets)
+    given = (np.concatenate([np.zeros(count, table.dtype), table]) for table in (leaves, targets))
+    weight, target = forest.take(n, x, *given)
+    return aggregated(n, weight, target, leaves.dtype)
 
 
 def membership_sets(modes: np.ndarray, values: np.ndarray, kind: np.dtype) -> np.ndarray | None:
@@ -137,22 +180,22 @@ def membership_sets(modes: np.ndarray, values: np.ndarray, kind: np.dtype) -> np
     return out
 
 
-def aggregated(n: Call, leaf: Node, leaves: np.ndarray, targets: np.ndarray) -> Node:
+def aggregated(n: Call, leaf: Node, target: Node, kind: np.dtype) -> Node:
     """Weights of the leaves reached, per target over all trees."""
     how = int(n.attr("aggregate_function", 1))
     many = int(n.attr("n_targets", 1))
     after = int(n.attr("post_transform", 0))
     if after != 0:
         raise ModelImportError(f"post_transform {after} is not supported")
-    weight = ops.expand_dims(ops.gather(n.constant(leaves), leaf), 2)
-    mine = ops.equal(ops.expand_dims(ops.gather(n.constant(targets), leaf), 2), ops.iota((many,)))
+    weight = ops.expand_dims(leaf, 2)
+    mine = ops.equal(ops.expand_dims(target, 2), ops.iota((many,)))
     if how in (0, 1):
-        total = ops.sum(ops.where(mine, weight, n.constant(0, leaves.dtype)), axis=1)
+        total = ops.sum(ops.where(mine, weight, n.constant(0, kind)), axis=1)
         return total / float(leaf.shape[1]) if how == 0 else total
     bound = np.inf if how == 2 else -np.inf
-    spread = ops.where(mine, weight, n.constant(bound, leaves.dtype))
+    spread = ops.where(mine, weight, n.constant(bound, kind))
     best = (ops.min if how == 2 else ops.max)(spread, axis=1)
-    return ops.where(ops.is_inf(best), n.constant(0, leaves.dtype), best)
+    return ops.where(ops.is_inf(best), n.constant(0, kind), best)
 
 
 @onnx_op("TreeEnsembleRegressor", domain=ML)
@@ -225,4 +268,5 @@ def summed(n: Call, kind: str, many: int) -> Node:
     places = zip(n.attr(f"{kind}_treeids"), n.attr(f"{kind}_nodeids"), strict=True)
     for key, target, weight in zip(places, n.attr(f"{kind}_ids"), n.attr(f"{kind}_weights"), strict=True):
         weights[number[key], target if many > 1 else 0] += weight
-    return ops.sum(ops.gather(n.constant(weights), forest.leaves_of(n, ops.cast(n[0], "f32"))), axis=1)
+    (reached,) = forest.take(n, ops.cast(n[0], "f32"), weights)
+    return ops.sum(reached, axis=1)
