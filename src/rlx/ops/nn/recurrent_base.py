@@ -209,7 +209,7 @@ class Recurrent(MultiOp):
             need_dtype(self.name, t, is_real_float)
         return same_dtype(self.name, floats)
 
-    def matrix(self, name: str, given: Mapping[str, Tensor], part: Callable[[Tensor], Tensor]) -> Any:
+    def matrix(self, name: str, given: Mapping[str, Tensor], part: Callable[[Tensor], Tensor]) -> Tensor:
         """What the arithmetic multiplies by: w or r, of which `part` takes one direction or all as one."""
         return part(given[name])
 
@@ -320,7 +320,7 @@ class Recurrent(MultiOp):
                 state: list[Node],
                 row: tuple[Node, Node | None],
                 do: Arithmetic = do,
-                weights: Any = weights,
+                weights: Tensor = weights,
                 inner: Tensor = inner,
                 peephole: Tensor = peephole,
             ) -> tuple[list[Node], Node]:
