@@ -1,14 +1,18 @@
 """What weights take: memory of a cold start, of a loaded file, of eight processes with one file, and on disk.
 
     python bench/memory.py [mlp int4 minilm ppocr-cls open-nsfw smollm2] [--processes 8] [--times 1]
+    python bench/memory.py zoo networks
 
 Every figure comes from a process of its own, in MiB. `model` is the file that the model comes from, `weights`
-what kernels read, `.rlx` the file that `save` writes, `entry` that of the cache. `peak` is the largest
-resident memory of a cold start: `rlx.load` with an empty cache, a run, and storing the program; `rss` what is
-resident then; `loaded` the largest for the `.rlx` file. `private` is the memory of one of several processes,
-each of which has loaded the `.rlx` file and run it; `pss` counts shared pages as their shares. All of these
-are above a process that does the same with a graph of one op, which the first line shows. `cpu` is CPU time
-of the cold start without imports, the least of `--times`.
+what kernels read, `arena` what runs compute in (values between kernels, inputs, outputs, scratch), `.rlx` the
+file that `save` writes, `entry` that of the cache. `peak` is the largest resident memory of a cold start:
+`rlx.load` with an empty cache, a run, and storing the program; `limit` what it may be: 1.5 times the weights
+and 64 MiB. `rss` is what is resident then; `loaded` the largest for the `.rlx` file. `private` is the memory
+of one of several processes, each of which has loaded the `.rlx` file and run it, without the arena; `pss`
+counts shared pages as their shares. All of these are above a process that does the same with a graph of one
+op, which the first line shows. `cpu` is CPU time of the cold start without imports, the least of `--times`.
+A `!` marks a peak beyond its limit and the arena, and private memory beyond 5 % of the weights and 4 MiB for
+code and plan.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,39 +33,62 @@ import numpy as np
 from rlx import config, zoo
 
 MIB = 1 << 20
-ZOO = ("minilm", "ppocr-cls", "open-nsfw", "smollm2")
-MADE = ("mlp", "int4")
+DEFAULT = ("mlp", "int4", "minilm", "ppocr-cls", "open-nsfw", "smollm2")
+LARGE = 64 * MIB  # that a start may take besides 1.5 times the weights
+CODE = 4 * MIB  # that a process may have for itself besides 5 % of the weights
 SIDE = 4096
-COLUMNS = ("model", "weights", ".rlx", "entry", "peak", "rss", "loaded", "private", "pss")
+EMPTY = "one op"
+COLUMNS = (
+    "model",
+    "weights",
+    "arena",
+    ".rlx",
+    "entry",
+    "peak",
+    "limit",
+    "rss",
+    "loaded",
+    "private",
+    "pss",
+)
+ABOVE = ("peak", "rss", "loaded", "private", "pss")
 
 
-def write_model(name: str, path: Path) -> None:
-    """An ONNX file with random weights: two layers of f32, or a matrix of four bits in groups of 32."""
+def write_mlp(path: Path) -> None:
+    """An ONNX file with random weights: two layers of f32."""
     from rlx.zoo.onnx_writer import OnnxWriter
 
     writer, generator = OnnxWriter(), np.random.default_rng(0)
-    if name == "int4":
-        group = 32
-        codes = generator.integers(0, 256, (SIDE, SIDE // group, group // 2), np.uint8)
-        scales = generator.random((SIDE, SIDE // group), np.float32)
-        weights = writer.weight("w", codes), writer.weight("s", scales)
-        about = {"K": SIDE, "N": SIDE, "bits": 4, "block_size": group}
-        writer.op("MatMulNBits", "x", *weights, outputs=["y"], domain="com.microsoft", **about)
-    else:
-        first, second = (
-            writer.weight(f"w{i}", generator.random((SIDE, SIDE), np.float32) - np.float32(0.5))
-            for i in range(2)
-        )
-        hidden = writer.op("Relu", writer.op("MatMul", "x", first))
-        writer.op("MatMul", hidden, second, outputs=["y"])
+    first, second = (
+        writer.weight(f"w{i}", generator.random((SIDE, SIDE), np.float32) - np.float32(0.5)) for i in range(2)
+    )
+    hidden = writer.op("Relu", writer.op("MatMul", "x", first))
+    writer.op("MatMul", hidden, second, outputs=["y"])
     rows = {"x": (np.float32, (1, SIDE))}
-    model = writer.model(name, rows, {"y": (np.float32, (1, SIDE))}, contrib=name == "int4")
+    model = writer.model("mlp", rows, {"y": (np.float32, (1, SIDE))})
     path.write_bytes(model.SerializeToString())
+
+
+def models(names: Sequence[str], folder: Path) -> dict[str, str]:
+    """Files of models, or `zoo:ID`, by the names of models."""
+    from rlx_bench.workloads import make, models_named  # memory: not in processes that are measured
+
+    found: dict[str, str] = {}
+    for name in names:
+        if name == "smollm2":
+            found[name] = f"zoo:{name}"
+        elif name == "mlp":
+            write_mlp(folder / "mlp.onnx")
+            found[name] = str(folder / "mlp.onnx")
+        else:
+            made = {n: make(spec) for n, spec in models_named([name]).items()}
+            found |= {n: str(workload.path or f"zoo:{n}") for n, workload in made.items()}
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", metavar="model", help=f"default: {' '.join((*MADE, *ZOO))}")
+    parser.add_argument("models", nargs="*", metavar="model", help=f"default: {' '.join(DEFAULT)}")
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--times", type=int, default=1, help="cold starts per model")
     parser.add_argument("--alone", nargs="+", help=argparse.SUPPRESS)
@@ -69,38 +96,35 @@ def main() -> None:
     if args.alone:
         _alone(*args.alone)
         return
-    print(f"{'MiB':<12}" + "".join(f"{name:>10}" for name in COLUMNS) + f"{'cpu s':>10}")
+    print(f"{'MiB':<16}" + "".join(f"{name:>9} " for name in COLUMNS) + f"{'cpu s':>9}")
     with tempfile.TemporaryDirectory() as folder:
         empty = _measured("", Path(folder), args)
-        _tell("one op", empty)
-        for model in args.models or (*MADE, *ZOO):
+        _tell(EMPTY, empty)
+        for name, model in models(args.models or DEFAULT, Path(folder)).items():
             found = _measured(model, Path(folder), args)
-            above = {name: found[name] - empty[name] for name in ("peak", "rss", "loaded", "private", "pss")}
-            _tell(model, found | above)
+            found |= {column: found[column] - empty[column] for column in ABOVE}
+            found["private"] = max(found["private"] - found["arena"], 0.0)
+            _tell(name, found)
 
 
 def _tell(name: str, found: dict[str, float]) -> None:
-    told = "".join(f"{found[column] / MIB:10.1f}" for column in COLUMNS)
-    print(f"{name:<12}{told}{found['cpu']:10.2f}", flush=True)
+    large = {"peak": found["limit"] + found["arena"], "private": 0.05 * found["weights"] + CODE}
+    beyond = {column for column, most in large.items() if name != EMPTY and found[column] > most}
+    told = "".join(f"{found[column] / MIB:9.1f}{'!' if column in beyond else ' '}" for column in COLUMNS)
+    print(f"{name:<16}{told}{found['cpu']:9.2f}", flush=True)
 
 
 def _measured(model: str, folder: Path, args: argparse.Namespace) -> dict[str, float]:
-    """All figures of a model; those of the small graph if it has no name."""
-    source, file = folder / f"{model}.onnx", folder / f"{model or 'small'}.rlx"
-    if model in MADE:
-        write_model(model, source)
-        name = str(source)
-    else:
-        name = f"zoo:{model}" if model else ""
-    starts = []
+    """All figures of a model by its file or as `zoo:ID`; those of the small graph if there is none."""
+    file, starts = folder / "saved.rlx", []
     for _ in range(args.times):
         with tempfile.TemporaryDirectory() as cache:
             Path(cache, "zoo").symlink_to(config.CACHE.get() / "zoo")
-            starts.append(_child("cold", name, cache=cache).found())
+            starts.append(_child("cold", model, cache=cache).found())
             entries = list(Path(cache, "programs").glob("*.rlx"))
             entry = entries[0].stat().st_size if entries else 0
     best = min(starts, key=lambda start: float(start["cpu"]))
-    _child("save", name, str(file)).found()
+    _child("save", model, str(file)).found()
     loaded = _child("load", str(file)).found()
     several = [_child("wait", str(file)) for _ in range(args.processes)]
     for child in several:
@@ -108,11 +132,13 @@ def _measured(model: str, folder: Path, args: argparse.Namespace) -> dict[str, f
     shares = [_shares(child.process.pid) for child in several]
     for child in several:
         child.found()
-    size = 0 if not model else (source if model in MADE else zoo.path(model)).stat().st_size
+    path = zoo.path(model.removeprefix("zoo:")) if model.startswith("zoo:") else Path(model)
     return {
-        "model": size,
+        "model": path.stat().st_size if model else 0,
         "weights": best["weights"],
+        "arena": best["arena"],
         ".rlx": file.stat().st_size,
+        "limit": 1.5 * best["weights"] + LARGE,
         "entry": entry,
         "peak": min(start["peak"] for start in starts),
         "rss": best["rss"],
@@ -162,8 +188,15 @@ def _alone(what: str, name: str = "", file: str = "") -> None:
 
         wait_until_stored()
     status = _status("/proc/self/status")
-    weights = program.stats["weights"]
-    print(json.dumps({"peak": status["VmHWM"], "rss": status["VmRSS"], "cpu": cpu, "weights": weights}))
+    spaces = program.memory(program.lir.planner.binding)
+    found = {
+        "peak": status["VmHWM"],
+        "rss": status["VmRSS"],
+        "cpu": cpu,
+        "weights": program.stats["weights"],
+        "arena": sum(size for space, size in spaces.items() if space != "weight"),
+    }
+    print(json.dumps(found))
 
 
 def _program(rlx: Any, name: str) -> tuple[Any, Callable[[], object]]:
