@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -148,3 +149,38 @@ def test_a_module_that_is_not_valid_fails_the_program_in_the_thread_that_waits()
         compiling.add(text)
     with pytest.raises(CompileError, match="not valid LLVM IR"):
         compiling.objects()
+
+
+def test_threads_wait_until_other_machines_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM knows other kinds of machines by name before it can make code for them, and then aborts."""
+    state, gap, seen = ["none"], threading.Event(), list[str]()
+
+    class Target:
+        @staticmethod
+        def from_triple(triple: str) -> str:
+            seen.append(state[0])
+            if state[0] == "none":
+                raise RuntimeError("no such machine")
+            return triple
+
+    class Llvm:
+        def __init__(self) -> None:
+            self.Target = Target
+
+        def initialize_all_targets(self) -> None:
+            state[0] = "names only"
+            other.start()
+            gap.wait(0.2)  # the other thread does not come while this one is here
+
+        def initialize_all_asmprinters(self) -> None:
+            state[0] = "ready"
+
+    def describe() -> None:
+        jit._description("other")
+        gap.set()
+
+    other = threading.Thread(target=describe)
+    monkeypatch.setattr(jit, "_llvm", Llvm)
+    jit._description("other")
+    other.join()
+    assert seen == ["none", "ready", "ready"]

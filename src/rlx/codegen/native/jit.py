@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     CType = type[ctypes.c_int64 | ctypes.c_int32 | ctypes.c_void_p]
 
 llvm_compiles = 0
-_counting = threading.Lock()
+_counting, _describing = threading.Lock(), threading.Lock()
 _MOST_WORKERS = 8
 _C_TYPES: dict[str, CType] = {"i64": ctypes.c_int64, "i32": ctypes.c_int32, "ptr": ctypes.c_void_p}
 
@@ -61,12 +61,13 @@ def _description(triple: str) -> TargetRef:
     """LLVM's description of a kind of machine. Others than this one are made ready with the first use of one:
     that takes 7 MB of memory, which few programs need."""
     llvm = _llvm()
-    try:
+    with _describing:  # others are known by their names before they are ready, and LLVM aborts
+        try:
+            return llvm.Target.from_triple(triple)
+        except RuntimeError:
+            llvm.initialize_all_targets()
+            llvm.initialize_all_asmprinters()
         return llvm.Target.from_triple(triple)
-    except RuntimeError:
-        llvm.initialize_all_targets()
-        llvm.initialize_all_asmprinters()
-    return llvm.Target.from_triple(triple)
 
 
 @functools.cache
