@@ -25,6 +25,7 @@ from rlx.model_kinds import ONNX_BYTES, is_onnx_object
 from rlx.plan.lir import LirModule
 from rlx.runtime.background import meanwhile
 from rlx.runtime.debug import check_mode
+from rlx.runtime.native.quick import improve_code
 from rlx.runtime.native_code import native_code, prepare_runs
 from rlx.runtime.program import CompiledProgram
 from rlx.runtime.store.origin import Origin
@@ -108,7 +109,8 @@ def compile(
         origin = Origin(lambda: source, planned)
         weights: Weights | None = None
         if chosen.weight_budget is None:
-            with meanwhile(lambda: native_code(lir, machine, chosen.cache), "rlx-code") as native:
+            early = bool(chosen.background) and chosen.debug is None and chosen.mesh is None
+            with meanwhile(lambda: native_code(lir, machine, chosen.cache, early), "rlx-code") as native:
                 weights = Weights(lir)
             kernels, code = native()
         else:
@@ -118,6 +120,7 @@ def compile(
             weights = streamed(lir, origin, chosen.weight_file)
     prepared()
     program = make(lir, kernels, code, chosen.threads, chosen.debug, weights=weights, origin=origin)
+    improve_code(code, program)
     if chosen.states is not None:
         program.bind_states(chosen.states)
     progress.info("compiled %r in %.2f s", program, time.perf_counter() - start)

@@ -48,7 +48,10 @@ class Options:
 
     `assume` gives sizes to optimise for. `budget` is the most memory for activations, like "64MiB": the
     program is changed to fit it, or refused with the live values and the least budget that works; with
-    symbolic sizes, the budget is checked once sizes are known. `debug` is "nan" (name the first kernel that
+    symbolic sizes, the budget is checked once sizes are known. With `background`, the default of `rlx.load`
+    for models that it compiles, first runs may use code that is not optimised and has the same bits, while a
+    thread makes the best code: a start is faster, then runs are slower for a second or two (`stats["code"]`
+    says which code runs, `wait_for_code` waits for the best). `debug` is "nan" (name the first kernel that
     gives one) or "poison" (overwrite freed memory and stop kernels that touch it). `gate` decides about
     fusion: a gate, or "calibrated" for constants measured on this machine. `pins` says of pairs of nodes (by
     their ids in `decisions`) whether they shall be one kernel; without `winograd` convolutions never use
@@ -81,6 +84,7 @@ class Options:
         None, Role.PLAN, "Size to optimise for.", metavar="NAME=SIZE", short="-a"
     )
     cache: bool = _option(True, Role.RUN, "Use code that earlier runs compiled [yes].")
+    background: bool | None = _option(None, Role.RUN)
     debug: str | None = _option(None, Role.RUN)
     gate: IoFusionGate | str | None = _option(None, Role.LOCAL)
     pins: Mapping[tuple[int, int], bool] | None = _option(None, Role.LOCAL)
@@ -139,6 +143,7 @@ class Options:
             "target": self._target_name(),
             "threads": config.thread_count(self.threads),
             "debug": self.debug or config.DEBUG.get(),
+            "background": bool(self.background),
             "winograd": config.WINOGRAD.get() if self.winograd is None else bool(self.winograd),
         }
         for name in ("budget", "weight_budget"):
@@ -204,6 +209,7 @@ class LoadOptions(TypedDict, total=False):
     budget: int | str | None
     assume: Mapping[str, int] | None
     cache: bool
+    background: bool | None
     debug: str | None
     gate: IoFusionGate | str | None
     pins: Mapping[tuple[int, int], bool] | None

@@ -344,7 +344,8 @@ def _stored(
         more["states"] = dict(states)
     if custom:
         more["custom"] = sorted(custom)
-    return stored_program(model, options, more, lambda: _imported(import_, states))
+    chosen: dict[str, AttrValue] = {"background": True, **options}  # somebody waits for a first result
+    return stored_program(model, chosen, more, lambda: _imported(import_, states))
 
 
 def stored_program(

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
+_WAIT_SECONDS, _MOST_WAITS = 0.01, 20
+
+
+def let_run_first(has_run: Callable[[], bool]) -> None:
+    """Wait a moment for a first run, which somebody else waits for."""
+    for _ in range(_MOST_WAITS):
+        if has_run() or not threading.main_thread().is_alive():
+            break
+        time.sleep(_WAIT_SECONDS)
 
 
 @contextmanager

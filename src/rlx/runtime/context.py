@@ -198,6 +198,7 @@ class Context:
         program = NativeProgram(
             records, threads=self.threads, keep=(self.code, self._keep), profile=self.profile
         )
+        self.code.follow(program)  # type: ignore[attr-defined]
         table = program.table
         for i, call in enumerate(layout.calls):
             at = program.start(i)

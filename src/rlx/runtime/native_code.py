@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from rlx import progress
@@ -12,9 +14,10 @@ from rlx.plan.lir import LirModule
 from rlx.runtime.native import code as native
 from rlx.runtime.native.driver import driver_address, emit_driver, rlx_run_program
 from rlx.runtime.native.pool import emit_pool, prepare
+from rlx.runtime.native.quick import QuickCode, QuickUnits, in_the_making
 from rlx.runtime.store.cache import default_cache
 from rlx.system import SYSTEM
-from rlx.target.cpu import Target
+from rlx.target.cpu import Target, runs_here
 
 if TYPE_CHECKING:
     from rlx.runtime.store.cache import ObjectCache
@@ -28,9 +31,15 @@ def code_version() -> str:
     return f"{FORMAT}.{ABI}"
 
 
-def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, object]:
-    """The kernels of a program and the loaded code that holds them (None if every node is a host thunk)."""
-    return open_blob(code_blob(lir, target, default_cache() if cache else None), target)
+def native_code(
+    lir: LirModule, target: Target, cache: bool, background: bool = False
+) -> tuple[KernelSet, object]:
+    """The kernels of a program and the loaded code that holds them (None if every node is a host thunk). With
+    `background` it may be quick code, which `improve_code` replaces."""
+    store = default_cache() if cache else None
+    if not background or not SYSTEM.runs_native_code or not runs_here(target):
+        return open_blob(code_blob(lir, target, store), target)
+    return _quick_code(lir, target, store)
 
 
 def prepare_runs() -> None:
@@ -42,16 +51,13 @@ def prepare_runs() -> None:
 
 def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> bytes:
     """What is cached and saved: the description of the kernels, then object files, each after its length."""
-    from rlx.codegen.cpu.build import build_kernels  # start time: not for code that is there
-
-    key = f"{code_version()}-{lir.code_key}"
-    known = None if cache is None else cache.get(key, target)
+    key = _key(lir)
+    known = _known(lir, target, cache)
     if known is not None:
-        progress.info("native code of %r for %s: from the cache", lir.name, target.name)
         return known
     compiling = Compiling(target)
     try:
-        made = build_kernels(lir, target, compiling.add)
+        made = _writer().build_kernels(lir, target, compiling.add)
     finally:
         objects = compiling.objects()  # no thread is left behind
     blob = _joined(made.describe().encode(), *objects)
@@ -59,6 +65,52 @@ def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> byte
     if cache is not None:
         cache.put(key, target, blob)
     return blob
+
+
+def _writer() -> ModuleType:
+    import rlx.codegen.cpu.build as build  # start time: not for code that is there
+
+    return build
+
+
+def _key(lir: LirModule) -> str:
+    return f"{code_version()}-{lir.code_key}"
+
+
+def _known(lir: LirModule, target: Target, cache: ObjectCache | None) -> bytes | None:
+    """Code that the cache has, or that a thread of this process makes."""
+    making = in_the_making(_key(lir), target)
+    known = making.blob() if making is not None else None if cache is None else cache.get(_key(lir), target)
+    if known is not None:
+        progress.info("native code of %r for %s: from the cache", lir.name, target.name)
+    return known
+
+
+def _quick_code(lir: LirModule, target: Target, cache: ObjectCache | None) -> tuple[KernelSet, object]:
+    """Code that is there as soon as possible."""
+    known = _known(lir, target, cache)
+    if known is not None:
+        return open_blob(known, target)
+    units = QuickUnits(target, _writer().predicted_work(lir, target))
+    try:
+        made = _writer().build_kernels(lir, target, units.add)
+    finally:
+        objects = units.compiling.objects()  # no thread is left behind
+    description = made.describe().encode()
+
+    def store(objects: Sequence[bytes]) -> bytes:
+        blob = _joined(description, *objects)
+        if cache is not None:
+            cache.put(_key(lir), target, blob)
+        return blob
+
+    progress.info("native code of %r for %s: compiled", lir.name, target.name)
+    if not units.quick:
+        return open_blob(store(objects), target)
+    kernels = KernelSet.recall(description.decode())
+    return kernels, QuickCode(
+        objects, units.quick, kernels.names, target, _key(lir), store, cache is not None
+    )
 
 
 def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, object]:

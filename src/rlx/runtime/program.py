@@ -31,6 +31,7 @@ from rlx.runtime.exported import Exported, Page
 from rlx.runtime.memory import OutputPool
 from rlx.runtime.native.driver import RecordError
 from rlx.runtime.native.lane import Lanes
+from rlx.runtime.native.quick import is_quick, wait_for_code
 from rlx.runtime.sizes import Sizes
 from rlx.runtime.stream import Stream, handles_for
 from rlx.runtime.trace import Run, best_times, spans
@@ -130,6 +131,7 @@ class CompiledProgram(Execution):
             "host_thunks": thunks,
             "threads": self.threads,
             "target": self.lir.target,
+            "code": "quick" if is_quick(self._code) else "best",
             "weights": sum(len(m) for m in self._weights.everything.values()),
             "budget": self.lir.planner.fitted,
             "streaming": self._weights.stats,
@@ -202,13 +204,30 @@ class CompiledProgram(Execution):
 
         if not isinstance(measure, bool):
             raise InputError("give sizes by name: explain(binding={'n': 128}); measure is True or False")
+        if measure:
+            self.wait_for_code()
         lir = self.lir if binding is None else self.lir.specialize(binding)
         times = later().measuring.kernel_times(self, lir.plan.binding) if measure else {}
         page = explain(lir, self._host_reasons(), self._scratch(lir.plan), host_text(), times)
         page += "".join(f"\ncode: {line}\n" for line in self.kernels.shared_code())
+        if is_quick(self._code):
+            page += "\ncode: not optimised yet; a thread makes the best code, which has the same bits\n"
         if not measure:
             return page
         return f"{page}\n{later().measuring.measured(self.lir, self.threads)}\n"
+
+    def wait_for_code(self) -> None:
+        """Return when runs use the best code: programs of `rlx.load` may begin with unoptimised code.
+
+        >>> import rlx
+        >>> g = rlx.Graph("double")
+        >>> g.output("y", g.input("x", ("n",), "f32") * 2.0)
+        >>> program = rlx.compile(g, background=True)
+        >>> program.wait_for_code()
+        >>> program.stats["code"]
+        'best'
+        """
+        wait_for_code(self._code)
 
     def _host_reasons(self) -> dict[int, str]:
         """Why nodes are computed on the host, by their ids."""
@@ -578,6 +597,7 @@ class CompiledProgram(Execution):
 
     def trace(self, inputs: Mapping[str, object], rounds: int = 1) -> list[Run]:
         """Run several times and say when every kernel ran, on which thread."""
+        self.wait_for_code()
         given = [
             np.asarray(as_given(n.tensor, inputs[name]), order="C")
             for name, n in zip(self.input_names, self.inputs, strict=True)

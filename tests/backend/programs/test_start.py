@@ -124,7 +124,7 @@ def test_a_program_from_a_file_loads_no_compiler(kind: str, program: CompiledPro
 COLD = """
 import sys, numpy as np, rlx
 from rlx.codegen.native import jit
-program = rlx.load(sys.argv[1])
+program = rlx.load(sys.argv[1], background=False)
 compiled = jit.llvm_compiles
 ids = np.ones((1, 5), np.int64)
 program(ids, ids)

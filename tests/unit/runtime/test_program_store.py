@@ -69,7 +69,9 @@ def test_the_second_load_of_a_model_imports_no_frontend(onnx_file: Path) -> None
 def test_a_graph_in_a_file_is_compiled_once(tmp_path: Path) -> None:
     file = tmp_path / "network.graph"
     serialize.save(network(), file)
-    first = rlx.load(file)(X)
+    program = rlx.load(file)
+    first = program(X)
+    wait_until_stored()  # with the best code, and code that guards its weights
     compiles = jit.llvm_compiles
     np.testing.assert_array_equal(rlx.load(file)(X), first)
     assert jit.llvm_compiles == compiles and ProgramStore().info().entries == 1
@@ -82,8 +84,8 @@ def test_what_is_stored_later_has_the_key_and_the_code_of_when_it_was_loaded(
         earlier.setenv("RLX_CACHE", str(tmp_path / "earlier"))
         prepare_runs()
     moved = threading.Event()
-    monkeypatch.setattr(programs, "_let_it_run_first", lambda program: moved.wait())
-    rlx.load(onnx_file)
+    monkeypatch.setattr(programs, "let_run_first", lambda has_run: moved.wait())
+    rlx.load(onnx_file).wait_for_code()
     compiles = jit.llvm_compiles
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("RLX_CACHE", str(tmp_path / "later"))
@@ -144,7 +146,7 @@ def test_a_model_that_is_replaced_while_it_is_loaded_is_not_stored(
         compile = session._compile
         monkeypatch.setattr(session, "_compile", lambda *given: (compile(*given), replace())[0])
     else:
-        monkeypatch.setattr(programs, "_let_it_run_first", replace)
+        monkeypatch.setattr(programs, "let_run_first", replace)
     with pytest.warns(CacheWarning, match=f"{changed} has changed while it was compiled"):
         rlx.load(onnx_file)
         wait_until_stored()

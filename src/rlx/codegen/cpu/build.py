@@ -33,6 +33,7 @@ from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.notation import with_room
 from rlx.cost.operations import kernel_work
 from rlx.errors import UnsupportedError
+from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.text.write import graph_text
@@ -202,6 +203,12 @@ def cuts(module: LirModule) -> dict[int, WeightCut]:
         if cut is not None:
             found[id] = cut
     return found
+
+
+def predicted_work(module: LirModule, target: Target) -> int:
+    """Picoseconds of one core that a run takes at the sizes that are assumed, roughly."""
+    nodes = [module.mir.nodes[id] for id in module.plan.schedule]
+    return sum(evaluate(kernel_work(node, target.prices), module.plan.binding) for node in nodes)
 
 
 class _Writer:

@@ -131,6 +131,11 @@ class KernelSet:
             for body in bodies:
                 yield from body.all()
 
+    @property
+    def names(self) -> list[str]:
+        """Functions that records call, each once."""
+        return list(dict.fromkeys(k.name for k in (*self.kernels.values(), *self.in_bodies())))
+
     def scratch_in_bodies(self, plan: LirBufferPlan) -> int:
         """The most scratch per thread that a kernel of a body needs."""
         return _most_scratch(self.inner, plan, plan.binding)

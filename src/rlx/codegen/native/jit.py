@@ -14,10 +14,10 @@ import importlib.util
 import queue
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from rlx import config
 from rlx.codegen.native import stack_guard
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 llvm_compiles = 0
 _counting, _describing = threading.Lock(), threading.Lock()
 _MOST_WORKERS = 8
+BEST, QUICK = 2, 0
+"""Efforts of the code generator. Without any, it takes a fifth of the time, and code has twice the size."""
 _C_TYPES: dict[str, CType] = {"i64": ctypes.c_int64, "i32": ctypes.c_int32, "ptr": ctypes.c_void_p}
 
 
@@ -175,20 +177,23 @@ class Compiling:
     [b'ELF', b'ELF']
     """
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._waiting: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()
+    def __init__(self, target: Target, wanted: Callable[[], bool] | None = None) -> None:
+        """With `wanted`, nobody may wait for the objects: a process ends after the modules that are being
+        compiled; those that it is not wanted for any more are not begun."""
+        self._target, self._wanted = target, wanted
+        self._waiting: queue.SimpleQueue[tuple[int, str, int] | None] = queue.SimpleQueue()
         self._made: dict[int, bytes | BaseException] = {}
         self._workers: list[threading.Thread] = []
         self._added = 0
         self._most = min(_MOST_WORKERS, usable_cores())
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, level: int = BEST) -> None:
         """Compile a module."""
-        self._waiting.put((self._added, text))
+        self._waiting.put((self._added, text, level))
         self._added += 1
         if len(self._workers) < self._most:
-            worker = threading.Thread(target=self._work, name="rlx-llvm", daemon=True)
+            daemon = self._wanted is None  # else LLVM could be at work when the process ends
+            worker = threading.Thread(target=self._work, name="rlx-llvm", daemon=daemon)
             worker.start()
             self._workers.append(worker)
 
@@ -209,9 +214,11 @@ class Compiling:
 
     def _work(self) -> None:
         while (given := self._waiting.get()) is not None:
-            number, text = given
+            number, text, level = given
             try:
-                self._made[number] = compile_object(text, self._target)
+                if self._wanted is not None and not self._wanted():
+                    raise CompileError("the process ends: its code is not optimised any more")
+                self._made[number] = compile_object(text, self._target, level)
             except BaseException as e:  # raised in the thread that asks
                 self._made[number] = e
 
@@ -230,11 +237,24 @@ def assembly(text: str, target: Target, level: int = 2, passes: int = 0, comment
     return str(machine.emit_assembly(module))
 
 
+class HasKernels(Protocol):
+    """What calls kernels by their addresses."""
+
+    def move_kernels(self, moved: Mapping[int, int]) -> None: ...
+
+
 class Code:
     """A loaded object. Addresses stay valid while it lives; dropping it unmaps the code."""
 
     def __init__(self, find: Callable[[str], int | None], target: Target, keep: object = None) -> None:
         self.find, self.target, self._keep = find, target, keep
+
+    def keep(self, more: object) -> None:
+        """Let something live as long as this."""
+        self._keep = self._keep, more
+
+    def follow(self, program: HasKernels) -> None:
+        """Note a program that has addresses of this code, should they ever change."""
 
     def address(self, name: str) -> int:
         """Address of the function `name`."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,6 +158,14 @@ class NativeProgram:
         self._header[_COUNT] = len(self.records)
         self._header[_SPINS] = self._pool.wait_spins
         self._header[_FAILED] = _FINE
+
+    def move_kernels(self, moved: Mapping[int, int]) -> None:
+        """Call other functions in place of those at some addresses from now on, also in a run that is under
+        way: a record has one word for it, which threads read and write as a whole."""
+        kernels = self._steps.reshape(-1, _RECORD_FIELDS)[:, 0]
+        for number, record in enumerate(self.records):
+            if record.kernel in moved:
+                kernels[number] = moved[record.kernel]
 
     @property
     def threads(self) -> int:

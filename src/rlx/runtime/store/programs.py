@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rlx import config
 from rlx.errors import FormatError, warn
 from rlx.files import LIKELY_LOCKED, Identity, identity, remove_abandoned, unfinished_files
+from rlx.runtime.background import let_run_first
 from rlx.runtime.store.artifact import Artifact
 from rlx.runtime.store.cache import STREAMED, CacheInfo, CacheWarning, ObjectCache
 from rlx.runtime.store.trust import keyring
@@ -33,7 +34,6 @@ Known = tuple[str, Identity | None]
 DEFAULT_LIMIT = 8 << 30
 _SUFFIX = ".rlx"
 _STORING = "rlx-store"  # the name of threads that store
-_WAIT_SECONDS, _MOST_WAITS = 0.01, 20
 
 
 class ProgramStore:
@@ -92,7 +92,8 @@ class ProgramStore:
             from rlx.runtime.store.save import write  # start time: what is found is not written
 
             if not at_once:
-                _let_it_run_first(program)
+                let_run_first(lambda: program.has_run)
+                SYSTEM.yield_to_others()
             for earlier in before:  # in order: the last one is the one to keep if there is no room for all
                 earlier.join()
             write(path, lir, origin, weights, values, facts={"files": files}, cache=cache, last=check)
@@ -155,15 +156,6 @@ class ProgramStore:
             size -= status.st_size
         for folder in self._folders:
             remove_abandoned(folder)
-
-
-def _let_it_run_first(program: CompiledProgram) -> None:
-    """Wait a moment for the first run, which somebody else waits for; then take the cores that are left."""
-    for _ in range(_MOST_WAITS):
-        if program.has_run or not threading.main_thread().is_alive():
-            break
-        time.sleep(_WAIT_SECONDS)
-    SYSTEM.yield_to_others()
 
 
 _storing: dict[Path, threading.Thread] = {}
