@@ -53,3 +53,27 @@ def quantised(real: np.ndarray, scale: Any, zero: Any, kind: Any) -> np.ndarray:
 def real(stored: np.ndarray, scale: Any, zero: Any) -> np.ndarray:
     """What stored integers stand for, in f64."""
     return (stored.astype(np.int64) - zero) * np.asarray(scale, np.float64)
+
+
+KINDS: dict[str, Any] = {"u8": np.uint8, "i8": np.int8}
+# Weights by how large their pairs are: none is too large, a few are, most are, the largest of all.
+WEIGHTS = ("small", "outliers", "large", "least", "most")
+
+
+def weights(rng: np.random.Generator, how: str, k: int, n: int) -> np.ndarray:
+    if how in ("least", "most"):
+        return np.full((k, n), -128 if how == "least" else 127, np.int8)
+    w = rng.integers(-64, 65, (k, n))
+    if how == "large":
+        w = rng.integers(-128, 128, (k, n))
+    if how == "outliers":  # in one quad of eight, and in the last
+        rows = np.unique(np.append(np.arange(0, k, 32), k - 1))
+        w[rows, rng.integers(0, n, len(rows))] = rng.choice([-128, 127], len(rows))
+    return w.astype(np.int8)
+
+
+def left(rng: np.random.Generator, dtype: str, m: int, k: int) -> np.ndarray:
+    """Bytes of which a third is extreme."""
+    low, high = (0, 255) if dtype == "u8" else (-128, 127)
+    values = rng.integers(low, high, (m, k), endpoint=True)
+    return np.where(rng.random((m, k)) < 0.3, rng.choice([low, high], (m, k)), values).astype(KINDS[dtype])

@@ -31,11 +31,13 @@ async function rlx({ folder, threads }, { inputs, sizes }) {
   const { load, info } = await import(new URL("net.mjs", folder));
   const model = await load(undefined, { threads, cache: false });
   if (model.threads !== threads) throw new Error(`${model.threads} threads run, not ${threads}`);
-  const arrays = Object.fromEntries(info.inputs.map(({ name }) => [name, inputs.find((input) => input.name === name).data]));
   model.bind(sizes);
+  // In place, like native code next to it: it reads and writes arrays that are there before it runs.
+  const arrays = Object.fromEntries(info.inputs.map(({ name }) => [name, model.input(name)]));
+  for (const [name, array] of Object.entries(arrays)) array.set(inputs.find((input) => input.name === name).data);
   let last = {};
   return {
-    run: () => { last = model.run(arrays); },
+    run: () => { last = model.run(arrays, undefined, { copy: false }); },
     outputs: () => info.outputs.map(({ name, type }) => ({ type, shape: model.shape(name), data: last[name] })),
     close: () => model.close(),
   };

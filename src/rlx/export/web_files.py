@@ -71,6 +71,7 @@ def script(program: Prepared, weight_bytes: int, pages: tuple[int, int]) -> str:
         "inputs": _entries(tables.inputs),
         "outputs": _entries(tables.outputs),
         "states": len(tables.states),
+        "seven": any("relaxed.dot" in text for text in program.kernels),  # products that it checks first
     }
     loader = files("rlx.export").joinpath("loader.mjs").read_text(encoding="utf-8")
     first = f"// {program.name}, compiled for {tables.target} by RLX {VERSION}."
@@ -129,8 +130,11 @@ export class Model {{
   readonly threads: number;
   /** Set the sizes of the next runs. */
   bind(sizes: Sizes): void;
-  /** Compute outputs; with `sizes`, they are bound first. */
-  run(inputs: Inputs, sizes?: Sizes): Outputs;
+  /** Compute outputs; with `sizes`, they are bound first. Without `copy` (true by default), outputs are arrays
+   *  over the memory of the model: the next run overwrites them. */
+  run(inputs: Inputs, sizes?: Sizes, options?: {{ copy?: boolean }}): Outputs;
+  /** An array over the memory of the model, at the sizes that are bound: `run` takes it without copying. */
+  input<Name extends keyof Inputs>(name: Name): Inputs[Name];
   /** The shape of an input or output at the sizes that are bound. */
   shape(name: keyof Inputs | keyof Outputs): number[];
   /** States begin anew. */

@@ -78,7 +78,8 @@ class _Packing:
             rows = b if axis == 1 else transpose(b, (1, 0))
             made = dot_general(a, rows, (left, (1,)), out_dtype=out_dtype)
             return made
-        in_quads = tile.quads and b.shape[axis] >= GROUP and node.dtype is I32  # what matmuls of bytes sum in
+        sums = node.dtype is I32  # what matmuls of bytes sum in
+        in_quads = sums and tile.quads is not None and b.shape[axis] >= GROUP
         matrix = self.matrix(node.operands[1], b, axis, in_quads)
         made = dot_general(
             a, matrix, (left, (0,)), out_dtype=node.dtype if self.halves.of(b) is not None else out_dtype
@@ -153,9 +154,9 @@ def derived_value(graph: Graph, node: Node) -> np.ndarray | None:
 
 
 def small_quads(w: np.ndarray, tile: PanelTile) -> QuadPanels | None:
-    """The panels of quads of a matrix, None where so many pairs are large that wider products are faster."""
-    k, n = w.shape
-    room, unit = room_for(w, tile.columns), -(-k // (GROUP * ROOMS))
+    """The panels of quads of a matrix, None where so much is large that wider products are faster."""
+    (k, n), seven = w.shape, tile.quads == "seven"
+    room, unit = room_for(w, tile.columns, seven), -(-k // (GROUP * ROOMS))
     if room * MOST_ROOM * GROUP > k:
         return None
-    return QuadPanels(k, n, tile.columns, tile.lanes, -(-room // unit) * unit)
+    return QuadPanels(k, n, tile.columns, tile.lanes, -(-room // unit) * unit, seven)

@@ -131,6 +131,18 @@ class Target:
         """Whether products of bytes whose sums in pairs fit 16 bits are faster than those of widened ones."""
         return self.widens_rows and self.has("avx2")
 
+    @property
+    def has_seven_bits(self) -> bool:
+        """Whether one instruction multiplies signed bytes with others of seven bits, unsigned, and adds four
+        products to a sum. Other bytes would be multiplied in a way that depends on the machine."""
+        return self.has("relaxed-simd")
+
+    @property
+    def small_bytes(self) -> str | None:
+        """What products of small weights are faster than those of widened ones, if some are: "pairs" or
+        "seven" bits."""
+        return "pairs" if self.sums_in_pairs else "seven" if self.has_seven_bits else None
+
     def lanes(self, dtype: str) -> int:
         """Elements of `dtype` in one vector register."""
         return self.vector_bytes * 8 // BITS[dtype]

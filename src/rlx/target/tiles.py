@@ -14,7 +14,7 @@ class PanelTile:
     columns: int
     lanes: int
     group: int
-    quads: bool = False  # whether small weights may lie in panels of quads
+    quads: str | None = None  # which small weights may lie in panels of quads (`Target.small_bytes`)
 
 
 @dataclass(frozen=True)

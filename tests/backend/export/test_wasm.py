@@ -156,6 +156,16 @@ for (let i = 0; i < 20; i++) {
   found.equal &&= found.together.every((value, at) => value === now[at]);
 }
 several.close();
+model.reset();
+const own = model.input("x");
+own.set(x);
+const before = model.run({ x: own }, undefined, { copy: false }).every, held = Array.from(before);
+model.reset();
+found.place = held.every((value, at) => value === found.first[at]) && own === model.input("x");
+found.place &&= own.every((value, at) => value === x[at]);  // a run leaves its inputs as they are
+own[0] += 1;
+found.place &&= model.run({ x: own }, undefined, { copy: false }).every === before && before[0] !== held[0];
+wrong.push(() => model.input("every"));
 for (const each of wrong) {
   try { await each(); } catch (error) { found.errors.push(`${error.name}: ${error.message}`); }
 }
@@ -185,6 +195,7 @@ def test_the_loader_runs_in_node(require, tmp_path: Path) -> None:  # type: igno
     for name in ("first", "again", "together"):
         np.testing.assert_allclose(np.reshape(found[name], (5, 8)), want, rtol=2e-5, atol=2e-5)
     assert found["shape"] == [5, 8] and found["threads"] == 1
+    assert found["place"]  # arrays over its memory
     assert found["several"] == 3 and found["equal"] and found["together"] == found["first"]
     assert found["progress"] == [made.files["net.weights"]] * 2
     assert found["errors"] == [
@@ -197,6 +208,7 @@ def test_the_loader_runs_in_node(require, tmp_path: Path) -> None:  # type: igno
         'TypeError: net has no input or output "nothing"',
         'TypeError: device "webgpu" is not known; use "wasm" or "auto"',
         "TypeError: threads must be a whole number of at least 1",
+        'TypeError: net has no input "every"',
         f"true {int(Code.TRUNCATED)}",
         f"true {int(Code.TRUNCATED)}",
     ]

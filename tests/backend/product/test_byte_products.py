@@ -8,36 +8,13 @@ import numpy as np
 import pytest
 
 import rlx
-from exact_integers import product
+from exact_integers import WEIGHTS, left, product, weights
 from gemm_harness import TARGETS, Guarded, every_target
 from rlx.errors import InputError
 from rlx.kernel.quads import QuadPanels, room_for
 from rlx.rewrite.weight_layout import small_quads
 from rlx.target.cpu import Target
 from rlx.target.tiles import PanelTile
-
-KINDS: dict[str, Any] = {"u8": np.uint8, "i8": np.int8}
-# Weights by how large their pairs are: none is too large, a few are, most are, the largest of all.
-WEIGHTS = ("small", "outliers", "large", "least", "most")
-
-
-def weights(rng: np.random.Generator, how: str, k: int, n: int) -> np.ndarray:
-    if how in ("least", "most"):
-        return np.full((k, n), -128 if how == "least" else 127, np.int8)
-    w = rng.integers(-64, 65, (k, n))
-    if how == "large":
-        w = rng.integers(-128, 128, (k, n))
-    if how == "outliers":  # in one quad of eight, and in the last
-        rows = np.unique(np.append(np.arange(0, k, 32), k - 1))
-        w[rows, rng.integers(0, n, len(rows))] = rng.choice([-128, 127], len(rows))
-    return w.astype(np.int8)
-
-
-def left(rng: np.random.Generator, dtype: str, m: int, k: int) -> np.ndarray:
-    """Bytes of which a third is extreme."""
-    low, high = (0, 255) if dtype == "u8" else (-128, 127)
-    values = rng.integers(low, high, (m, k), endpoint=True)
-    return np.where(rng.random((m, k)) < 0.3, rng.choice([low, high], (m, k)), values).astype(KINDS[dtype])
 
 
 def program(
@@ -121,7 +98,7 @@ def test_values_decide(target: Target) -> None:
         w = weights(rng, how, 384, 48)
         for by_columns in (False, True):
             made = program(target, "u8", w, by_columns=by_columns)
-            assert uses_quads(made) == (target.sums_in_pairs and how in ("small", "outliers"))
+            assert uses_quads(made) == (target.small_bytes == "pairs" and how in ("small", "outliers"))
 
 
 @every_target
@@ -175,7 +152,7 @@ def test_a_new_value_that_does_not_fit_is_refused(target: Target) -> None:
     made.set_param("w", fits)
     np.testing.assert_array_equal(made.run({"x": x})["y"], product(x, fits))
     large = weights(rng, "large", 96, 20)
-    if target.sums_in_pairs:
+    if target.small_bytes == "pairs":
         with pytest.raises(InputError, match="compile the program again"):
             made.set_param("w", large)
     else:
@@ -186,7 +163,7 @@ def test_a_new_value_that_does_not_fit_is_refused(target: Target) -> None:
 def test_layers_of_one_size_share_a_kernel() -> None:
     """Room is rounded up, so that a few large pairs more or less do not make another kernel."""
     rng = np.random.default_rng(11)
-    tile = PanelTile("i8", columns=16, lanes=8, group=2, quads=True)
+    tile = PanelTile("i8", columns=16, lanes=8, group=2, quads="pairs")
     made = set()
     for large in range(1, 7):
         w = weights(rng, "small", 384, 48)
@@ -197,18 +174,35 @@ def test_layers_of_one_size_share_a_kernel() -> None:
     assert made == {QuadPanels(384, 48, 16, 8, 6)}
 
 
-def test_panels_hold_every_matrix() -> None:
+def test_columns_have_offsets_of_their_own() -> None:
+    """Any 128 levels side by side have seven bits; of more, what is cut off waits."""
+    rng = np.random.default_rng(12)
+    for low in (-128, -127, -100, -64, -1, 0):
+        w = rng.integers(low, low + 128, (64, 24)).astype(np.int8)
+        assert room_for(w, 12, seven=True) == 0
+    mixed = np.stack([rng.integers(low, low + 128, 64) for low in (-128, -64, 0)], 1).astype(np.int8)
+    assert room_for(mixed, 12, seven=True) == 0
+    mixed[8, 1] = 100
+    assert room_for(mixed, 12, seven=True) == 1
+
+
+@pytest.mark.parametrize("seven", [False, True])
+def test_panels_hold_every_matrix(seven: bool) -> None:
     rng = np.random.default_rng(9)
     for how in WEIGHTS:
         for k, n in [(4, 1), (5, 16), (7, 3), (64, 48), *rng.integers(4, 60, (9, 2)).tolist()]:
             w = weights(rng, how, k, n)
-            room = room_for(w, 16)
-            quads = QuadPanels(k, n, 16, 8, room)
+            room = room_for(w, 16, seven)
+            quads = QuadPanels(k, n, 16, 8, room, seven)
             packed = quads.pack(w)
             assert (quads.unpack(packed) == w).all() and quads.fault(packed) is None
+            if seven:
+                wrong = packed.copy()
+                wrong[0] |= 128
+                assert "seven bits" in str(quads.fault(wrong))
             if room:
                 with pytest.raises(InputError, match="does not fit"):
-                    QuadPanels(k, n, 16, 8, room - 1).pack(w)
+                    QuadPanels(k, n, 16, 8, room - 1, seven).pack(w)
                 packed[-4:] = 255
                 assert "outside" in str(quads.fault(packed))
                 last = quads.panels.tail or quads.columns

@@ -66,8 +66,8 @@ faster by about 1 % where rows are few, and a start slower by 40 ms for each ker
 def panel_tiles(target: Target) -> tuple[PanelTile, ...]:
     """Panels that this target's contraction kernels read, per dtype."""
     layouts = {d: panels_of(1, 1, target, d) for d in ("f32", "f64", "bf16", "f16", "i8")}
-    quads = ("i8",) if target.sums_in_pairs else ()
-    return tuple(PanelTile(d, p.columns, p.lanes, p.group, d in quads) for d, p in layouts.items())
+    quads = {"i8": target.small_bytes}
+    return tuple(PanelTile(d, p.columns, p.lanes, p.group, quads.get(d)) for d, p in layouts.items())
 
 
 def slot_of(node: Node, views: dict[int, View]) -> Slot:

@@ -54,7 +54,8 @@ def _matrix_fits(
         return own_groups(nest, target) is not None
     if name == "unpack_quads":
         quads, own = QuadPanels(**dict(attrs)), panels_of(1, 1, target, "i8")
-        return target.sums_in_pairs and (quads.columns, quads.lanes) == (own.columns, own.lanes)
+        known = target.small_bytes == ("seven" if quads.seven else "pairs")
+        return known and (quads.columns, quads.lanes) == (own.columns, own.lanes)
     if name == "unpack_sparse":
         columns = columns_of(**dict(attrs))
         same = columns.dtype == nest.form.dtype.np == nest.lhs.dtype.np

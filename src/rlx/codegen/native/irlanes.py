@@ -266,6 +266,12 @@ class Lanes(Arithmetic):
         name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
         return self.intrinsic(name, total.type, total, a, b, feature="dotprod")
 
+    def dot_i8i7(self, total: Value, a: Value, b: Value) -> Value:
+        """i32 `total` + quads of i8 products, `a` signed and `b` of seven bits, unsigned: one register of
+        WebAssembly each."""
+        name = "llvm.wasm.relaxed.dot.i8x16.i7x16.add.signed"
+        return self.intrinsic(name, total.type, a, b, total, feature="relaxed-simd")
+
     def add_dot_i16(self, total: Value, a: Value, b: Value) -> Value:
         """i32 `total` + pairs of i16 products: one x86 register of each."""
         return self._vnni("vpdpwssd", total, a, b, twins.dot_i16)

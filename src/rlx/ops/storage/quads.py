@@ -1,4 +1,4 @@
-"""Small weights: a constant matrix of signed bytes whose products are summed in pairs in 16 bits."""
+"""Small weights: a constant matrix of signed bytes in panels for products that are exact for those only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, AttrValue, whole
+from rlx.ir.attr import Attr, AttrValue, boolean, whole
 from rlx.ir.dtype import I8
 from rlx.ir.op import Sample, declare
 from rlx.ir.types import TensorType
@@ -16,7 +16,10 @@ from rlx.ops.storage.packing import Packing
 
 
 class _Quads(Packing):
-    attrs = {name: Attr(whole) for name in ("k", "n", "columns", "lanes", "room")}
+    attrs = {
+        **{name: Attr(whole) for name in ("k", "n", "columns", "lanes", "room")},
+        "seven": Attr(boolean, default=False),
+    }
     not_differentiable = "it is made of weights after gradients are"
 
     def lower(self, x: TensorType, **layout: object) -> Form:
@@ -32,11 +35,11 @@ _LAYOUT = {"k": 5, "n": 3, "columns": 2, "lanes": 1}
 
 @declare
 class pack_quads(_Quads):
-    """A weight matrix [k, n] of bytes in panels of quads; of pairs that are too large, one waits."""
+    """A weight matrix [k, n] of bytes in panels of quads; what is too large waits."""
 
     name = "pack_quads"
 
-    def infer(self, x: TensorType, **layout: int) -> TensorType:
+    def infer(self, x: TensorType, **layout: AttrValue) -> TensorType:
         quads = QuadPanels(**layout)
         if x.dtype is not I8 or x.rank < 2:
             raise ShapeError(f"pack_quads: {x} is not a matrix of i8")
@@ -55,7 +58,8 @@ class pack_quads(_Quads):
         return next((fault for fault in found if fault is not None), None)
 
     def samples(self) -> list[Sample]:
-        return [Sample((_example(),), {**_LAYOUT, "room": room}) for room in (1, 3)]
+        pairs = [Sample((_example(),), {**_LAYOUT, "room": room}) for room in (1, 3)]
+        return [*pairs, Sample((_example(),), {**_LAYOUT, "room": 3, "seven": True})]
 
 
 @declare
@@ -65,7 +69,7 @@ class unpack_quads(_Quads):
     name = "unpack_quads"
     reader_side = True
 
-    def infer(self, x: TensorType, **layout: int) -> TensorType:
+    def infer(self, x: TensorType, **layout: AttrValue) -> TensorType:
         quads = QuadPanels(**layout)
         if x.dtype is not I8 or x.rank < 1:
             raise ShapeError(f"unpack_quads: {x} does not hold the bytes of a matrix")
@@ -79,5 +83,8 @@ class unpack_quads(_Quads):
         return np.reshape(np.array(found, np.int8), (*x.shape[:-1], quads.k, quads.n))
 
     def samples(self) -> list[Sample]:
-        packed = QuadPanels(**_LAYOUT, room=2).pack(_example()).view(np.int8)
-        return [Sample((packed,), {**_LAYOUT, "room": 2})]
+        out = []
+        for seven, room in ((False, 2), (True, 3)):
+            packed = QuadPanels(**_LAYOUT, room=room, seven=seven).pack(_example()).view(np.int8)
+            out.append(Sample((packed,), {**_LAYOUT, "room": room, "seven": seven}))
+        return out

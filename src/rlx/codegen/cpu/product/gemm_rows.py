@@ -12,18 +12,24 @@ from collections.abc import Callable
 from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.cpu.product.gemm_end import Frame
 from rlx.codegen.cpu.product.microkernel import Kind
-from rlx.codegen.native.irtext import Function, Int, Module, Value
+from rlx.codegen.native.irtext import Function, Int, Module, Value, constant, vector
 from rlx.codegen.native.irtypes import size_bytes
 from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import (
+    Word,
     builder,
+    byte_at,
     call,
     ceildiv,
     gep,
+    i32,
     i64,
     lanes,
     loop,
     ptr,
+    reduce_add,
+    select,
+    sext,
     store,
     udiv,
     uge,
@@ -53,6 +59,11 @@ def row_stride(k: Count) -> Count:
     end of a row.
     """
     return -(-k // _GAP) * _GAP + _GAP if isinstance(k, int) else k + 2 * _GAP
+
+
+def row_sum_at(k: int) -> int:
+    """First byte, in a row of bytes in scratch, of its sum as i32, for kinds that count rows."""
+    return row_stride(k) - _GAP
 
 
 @dataclass(frozen=True)
@@ -109,12 +120,22 @@ def compute_rows(
         at = rows_of_a.prologue.row(builder(), row + i, tuple(batch))
         there = gep(to, i * stride, kind.row_element)
         whole = udiv(depth, width) * width
+        total = Word(constant(vector("i32", width), 0))
         for j in loop(0, whole, width):
-            store(kind.prepared(builder(), at(k + j, None)), gep(there, j, kind.row_element))
+            x = kind.prepared(builder(), at(k + j, None))
+            store(x, gep(there, j, kind.row_element))
+            if kind.counts_rows:
+                total += sext(x, i32)
         left = depth - whole
         if left != 0:
             mask = lanes(left, width)
-            store(kind.prepared(builder(), at(k + whole, mask)), gep(there, whole, kind.row_element))
+            x = kind.prepared(builder(), at(k + whole, mask))
+            store(x, gep(there, whole, kind.row_element))
+            if kind.counts_rows:
+                total += select(mask, sext(x, i32), 0)
+        if kind.counts_rows:
+            assert isinstance(rows_of_a.k, int)
+            store(reduce_add(total), byte_at(there, row_sum_at(rows_of_a.k)), 1)
 
 
 @inline
@@ -126,4 +147,4 @@ def share_rows(tiles: Count, threads: Count) -> bool:
     return even & enough
 
 
-__all__ = ["ComputedRows", "Prologue", "row_stride", "share_rows"]
+__all__ = ["ComputedRows", "Prologue", "row_stride", "row_sum_at", "share_rows"]

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.cpu.product.gemm_end import TileEnd
+from rlx.codegen.cpu.product.gemm_rows import row_sum_at
 from rlx.codegen.cpu.product.microkernel import Kind, Places, accumulate
-from rlx.codegen.native.irtext import Value, vector
+from rlx.codegen.native.irtext import Value, constant, vector
 from rlx.codegen.native.irtypes import size_bytes
 from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import (
+    Word,
     builder,
     byte_at,
     field,
@@ -30,11 +32,12 @@ from rlx.codegen.native.words import (
     prefetch,
     ptr,
     select,
+    splat,
     store,
     umin,
     zext,
 )
-from rlx.kernel.quads import GROUP, QuadPanels
+from rlx.kernel.quads import GROUP, MIDDLE, QuadPanels
 from rlx.records import dataclass
 
 LINE = 64  # bytes of a cache line
@@ -148,10 +151,7 @@ def compute_tile(
     if writer.quads is not None:
         assert writer.panel_stride is not None
         panel_places = [gep(b, p * writer.panel_stride, kind.element) for p in range(panels)]
-        if writer.kind.prepares_rows:
-            start = [
-                x for place in panel_places for x in starts_of(kind, writer.quads, place, vectors)
-            ] * rows
+        start = starts_of_tile(kind, writer.quads, panel_places, vectors, a, steps)
     if writer.resumes:
         (fresh,) = end.frame.named(frame, "fresh")
         start = start if fresh != 0 else tile.sums_so_far()
@@ -192,10 +192,28 @@ def compute_tile(
 
 
 @inline
-def starts_of(kind: Kind, quads: QuadPanels, panel: ptr, vectors: int) -> list[Value]:
-    """What the sums of a panel of quads begin with where A is signed."""
-    type_, first = vector("i32", kind.lanes), quads.starts_at(vectors * kind.lanes)
-    return [load(type_, byte_at(panel, first + j * kind.lanes * 4), 1) for j in range(vectors)]
+def starts_of_tile(
+    kind: Kind, quads: QuadPanels, panels: list[ptr], vectors: int, a: ptr, distances: list[Count]
+) -> list[Value]:
+    """What the sums of panels of quads begin with: what was added to bytes of A, or to those of B, is taken
+    off again."""
+    columns, type_ = vectors * kind.lanes, vector("i32", kind.lanes)
+
+    def each(first: int) -> list[Word]:
+        """A number of each column."""
+        places = (byte_at(panel, first + j * kind.lanes * 4) for panel in panels for j in range(vectors))
+        return [load(type_, place, 1) for place in places]
+
+    starts: list[Word] = [Word(kind.zero)] * (len(panels) * vectors)
+    if kind.changes_rows:
+        starts = each(quads.starts_at(columns))
+    if not kind.counts_rows:
+        return [*starts] * len(distances)
+    offsets, out = each(quads.offsets_at(columns)), list[Value]()
+    for distance in distances:
+        total = splat(load(i32, byte_at(a, distance + row_sum_at(quads.k)), 1), kind.lanes)
+        out += [start - offset * total for start, offset in zip(starts, offsets, strict=True)]
+    return out
 
 
 @inline
@@ -215,20 +233,22 @@ def with_room(
         weights = byte_at(panel, quads.room_at(columns))
         places = byte_at(panel, quads.places_at(columns))
         found = zext(load(i32, byte_at(panel, quads.count_at(columns)), 1), i64)
-        totals = [out[n] for n in own]
+        totals, extra = [out[n] for n in own], [kind.zero] * (len(distances) if quads.seven else 0)
         for s in loop(umin(found, quads.room)):
             k = zext(load(i32, gep(places, s, i32), 1), i64)
             at = byte_at(a, umin(k, quads.k - GROUP))
             there = byte_at(weights, s * (columns * GROUP))
             b = [kind.read_b(f, byte_at(there, j * kind.lanes * GROUP), None) for j in range(vectors)]
-            made: list[Value] = []
+            made, more = list[Value](), list[Value]()
             for i, distance in enumerate(distances):
                 x = kind.read_a(f, byte_at(at, distance), GROUP)
                 line = totals[i * vectors : (i + 1) * vectors]
                 made += [kind.multiply_add(f, x, y, total) for y, total in zip(b, line, strict=True)]
-            totals = made
-        for n, total in zip(own, totals, strict=True):
-            out[n] = total
+                if quads.seven:
+                    more.append(kind.multiply_add(f, x, constant(x.type, MIDDLE), extra[i]))
+            totals, extra = made, more
+        for i, (n, total) in enumerate(zip(own, totals, strict=True)):
+            out[n] = Word(total) - extra[i // vectors] if quads.seven else total
     return out
 
 

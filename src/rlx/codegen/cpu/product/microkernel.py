@@ -75,6 +75,16 @@ class Kind:
         return elements
 
     @property
+    def changes_rows(self) -> bool:
+        """Whether prepared bytes of A have 128 added, or taken off, for panels of quads."""
+        return False
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the sum of every prepared row is stored behind it (`row_sum_at`)."""
+        return False
+
+    @property
     def moved(self) -> str:
         """Type in which an element is copied: 16-bit floats travel as integers, which every target moves."""
         return "i16" if self.element in ("bfloat", "half") else self.element
@@ -180,12 +190,16 @@ class SmallQuads(ByteQuads):
         return False
 
     @property
-    def prepares_rows(self) -> bool:
+    def changes_rows(self) -> bool:
         return self.signed
+
+    @property
+    def prepares_rows(self) -> bool:
+        return self.changes_rows
 
     @inline
     def prepared(self, f: Function, elements: Value) -> Value:
-        return Word(elements) ^ -OFFSET if self.signed else elements
+        return Word(elements) ^ -OFFSET if self.changes_rows else elements
 
     @inline
     def read_a(self, f: Function, place: Value, count: int) -> Value:
@@ -198,6 +212,34 @@ class SmallQuads(ByteQuads):
     @property
     def has_excess(self) -> bool:
         return False
+
+
+@dataclass(frozen=True)
+class SevenBits(SmallQuads):
+    """Four k at a time by products of signed bytes (A) and bytes of seven bits (B).
+
+    An unsigned A is made signed once, and the sum of every row is computed then: weights have the offset of
+    their column added (`QuadPanels`), so that sums begin with minus offset times the sum of the row.
+    """
+
+    @property
+    def adds_at_once(self) -> bool:
+        return True
+
+    @property
+    def prepares_rows(self) -> bool:
+        return True
+
+    @property
+    def counts_rows(self) -> bool:
+        return True
+
+    @property
+    def changes_rows(self) -> bool:
+        return not self.signed
+
+    def multiply_add(self, f: Function, a: Value, b: Value, total: Value) -> Value:
+        return f.dot_i8i7(total, a, b)
 
 
 @dataclass(frozen=True)
@@ -323,7 +365,8 @@ def kind_of(
     if dtype in ("i8", "u8"):
         lanes, signed = target.lanes("i32"), dtype == "i8"
         if small:
-            return SmallQuads("i8", "i32", 4, lanes, signed)
+            quads = SevenBits if target.has_seven_bits else SmallQuads
+            return quads("i8", "i32", 4, lanes, signed)
         if grouped and target.has_quads:
             return ByteQuads("i8", "i32", 4, lanes, signed, target.arm)
         if grouped and prepared and target.widens_rows:
