@@ -108,6 +108,11 @@ class Target:
         return self.has("f16c") or self.arm
 
     @property
+    def computes_f16(self) -> bool:
+        """Whether it adds, multiplies and divides f16 as such."""
+        return self.has("fullfp16")
+
+    @property
     def multiplied(self) -> tuple[str, ...]:
         """Floats narrower than f32 whose matmuls it computes faster."""
         return ("bf16",) if self.has_bf16 else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,9 @@ from zoo_inputs import MODELS, example_inputs
 import rlx
 from exported_programs import Example
 from rlx import ops
+from rlx.codegen.native.jit import assembly
 from rlx.errors import UnsupportedError
+from rlx.export.export import prepare
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op
 from rlx.reference.interpreter import evaluate
@@ -27,6 +30,7 @@ SAMPLE = (
 ).split()
 
 
+DOTPROD = "aarch64-dotprod"
 # The compiler, its options and the emulator, as the least machine that runs a target.
 ON_ARM = {
     target: ("aarch64-linux-gnu-gcc", ["-static"], ["qemu-aarch64-static", "-cpu", cpu])
@@ -72,6 +76,29 @@ def test_a_sample_of_ops(op, tmp_path: Path) -> None:  # type: ignore[no-untyped
 @pytest.mark.parametrize("op", [op for op in ALL_OPS if op.name in INTEGERS], ids=lambda op: op.name)
 def test_integers_by_dot_products(op: Op, tmp_path: Path) -> None:
     assert all(check_case(case, tmp_path, "aarch64-dotprod") for case in cases(op))
+
+
+def test_f16_is_computed_as_such(tmp_path: Path) -> None:
+    """With instructions of f16, without widening, and with the bits of the reference: those of infinities and
+    subnormal numbers, too."""
+    g = Graph("halves")
+    a, b = g.input("a", (4096,), "f16"), g.input("b", (4096,), "f16")
+    made_of = {"sum": a + b, "less": a - b, "times": a * b, "over": a / b}
+    for name, value in made_of.items():
+        g.output(name, value)
+    made = prepare(rlx.compile(g, threads=1), {}, target=DOTPROD)
+    code = "".join(assembly(kernel, made.target) for kernel in made.kernels)
+    for op in ("fadd", "fsub", "fmul", "fdiv"):
+        assert re.search(rf"\t{op}\tv\d+\.[48]h", code), op
+    assert "fcvtn" not in code
+    bits = np.random.default_rng(4).integers(0, 2**16, (2, 4096)).astype(np.uint16).view(np.float16)
+    feed = dict(zip("ab", np.where(np.isnan(bits), np.float16(np.inf), bits), strict=True))
+    with np.errstate(all="ignore"):
+        wanted = evaluate(g, feed)
+    for name, got in run(g, {}, feed, tmp_path, DOTPROD).items():
+        np.testing.assert_array_equal(got, wanted[name], name)  # NaN where it is NaN
+        there = ~np.isnan(got)
+        np.testing.assert_array_equal(np.signbit(got)[there], np.signbit(wanted[name])[there], name)
 
 
 @pytest.mark.parametrize("dtype", ["i8", "u8"])

@@ -114,7 +114,19 @@ def parse(
     if passes:
         builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=passes))
         builder.getModulePassManager().run(module, builder)
+    elif target.computes_f16 and "half" in text:
+        _narrow_f16(module, machine)
     return module, machine
+
+
+def _narrow_f16(module: ModuleRef, machine: TargetMachine) -> None:
+    """Sums, products and quotients of two f16 that are widened, computed and rounded become instructions of
+    f16: f32 has more than twice the bits, so that rounding twice is rounding once."""
+    llvm = _llvm()
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1))
+    manager = llvm.create_new_module_pass_manager()
+    manager.add_instruction_combine_pass()
+    manager.run(module, builder)
 
 
 def _count() -> None:
