@@ -130,8 +130,8 @@ export class Model {{
   readonly threads: number;
   /** Set the sizes of the next runs. */
   bind(sizes: Sizes): void;
-  /** Compute outputs; with `sizes`, they are bound first. Without `copy` (true by default), outputs are arrays
-   *  over the memory of the model: the next run overwrites them. */
+  /** Compute outputs; with `sizes`, they are bound first. With `copy: false`, outputs are arrays over the
+   *  memory of the model: the next run overwrites them. */
   run(inputs: Inputs, sizes?: Sizes, options?: {{ copy?: boolean }}): Outputs;
   /** An array over the memory of the model, at the sizes that are bound: `run` takes it without copying. */
   input<Name extends keyof Inputs>(name: Name): Inputs[Name];
