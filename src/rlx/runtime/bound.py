@@ -1,4 +1,4 @@
-"""Arrays that a program is bound to: what they must be, and which of them have to be copied."""
+"""Arrays that a program is given or bound to: what they must be, and which of them have to be copied."""
 
 from __future__ import annotations
 
@@ -15,6 +15,35 @@ if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
 
 Arrays = Mapping[str, np.ndarray]
+
+
+def in_order(program: CompiledProgram, inputs: Mapping[str, object]) -> list[object]:
+    """The values of a dict in the order of the program's inputs."""
+    try:
+        given = [inputs[name] for name in program.input_names]
+    except KeyError as e:
+        known = ", ".join(program.input_names)
+        raise InputError(
+            f"input {e.args[0]!r} of program {program.graph.name!r} is missing; it takes: {known}"
+        ) from None
+    except TypeError:
+        got = type(inputs).__name__
+        raise InputError(f"run takes a dict of input name -> array, got a value of type {got}") from None
+    if len(inputs) != len(given):
+        extra = next(k for k in inputs if k not in program.input_names)
+        known = ", ".join(program.input_names) or "none"
+        raise InputError(f"unknown input {extra!r}; program {program.graph.name!r} has: {known}")
+    return given
+
+
+def by_name(program: CompiledProgram, inputs: Sequence[object]) -> dict[str, object]:
+    """Inputs that were given in order, by their names."""
+    if len(inputs) != len(program.inputs):
+        raise InputError(
+            f"program {program.graph.name!r} takes {len(program.inputs)} inputs, got {len(inputs)}; "
+            f"it takes: {', '.join(program.input_names) or 'none'}"
+        )
+    return dict(zip(program.input_names, inputs, strict=True))
 
 
 def check_bound(

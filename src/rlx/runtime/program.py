@@ -22,7 +22,7 @@ from rlx.ir.later import later
 from rlx.ir.op import Role
 from rlx.ir.types import type_symbols
 from rlx.plan.lir import LirBufferPlan, LirModule
-from rlx.runtime.bound import apart, check_bound
+from rlx.runtime.bound import apart, by_name, check_bound, in_order
 from rlx.runtime.context import Context
 from rlx.runtime.debug import check_mode
 from rlx.runtime.entry import SizeEntry, entry_of
@@ -351,30 +351,12 @@ class CompiledProgram(Execution):
         found = self._lanes.run(inputs, self)
         if found is not None:
             return found
-        try:
-            given = [inputs[name] for name in self.input_names]
-        except KeyError as e:
-            known = ", ".join(self.input_names)
-            raise InputError(
-                f"input {e.args[0]!r} of program {self.graph.name!r} is missing; it takes: {known}"
-            ) from None
-        except TypeError:
-            got = type(inputs).__name__
-            raise InputError(f"run takes a dict of input name -> array, got a value of type {got}") from None
-        if len(inputs) != len(given):
-            extra = next(k for k in inputs if k not in self.input_names)
-            known = ", ".join(self.input_names) or "none"
-            raise InputError(f"unknown input {extra!r}; program {self.graph.name!r} has: {known}")
+        given = in_order(self, inputs)
         return dict(zip(self.output_names, self._run(given), strict=True))
 
     def __call__(self, *inputs: object) -> Any:
         """Outputs for inputs in order: one array, or a tuple."""
-        if len(inputs) != len(self.inputs):
-            raise InputError(
-                f"program {self.graph.name!r} takes {len(self.inputs)} inputs, got {len(inputs)}; "
-                f"it takes: {', '.join(self.input_names) or 'none'}"
-            )
-        found = self._lanes.run(dict(zip(self.input_names, inputs, strict=True)), self)
+        found = self._lanes.run(by_name(self, inputs), self)
         out = self._run(inputs) if found is None else list(found.values())
         return out[0] if len(out) == 1 else tuple(out)
 
@@ -467,11 +449,8 @@ class CompiledProgram(Execution):
         with self._lock:
             if context.generation != self._generation or self._weights.watched:
                 return False
-            named = [
-                list(zip(names, arrays, strict=True))
-                for names, arrays in ((self.input_names, inputs), (self.output_names, outputs))
-            ]
-            return self._lanes.open(context, *named)
+            given = list(zip(self.input_names, inputs, strict=True))
+            return self._lanes.open(context, given, list(zip(self.output_names, outputs, strict=True)))
 
     def _variant(self, binding: Mapping[str, int]) -> CompiledProgram | None:
         """The program for sizes that break a guard, because one of them is 1 and broadcasts; None if these
