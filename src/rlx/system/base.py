@@ -66,6 +66,9 @@ class System:
     def yield_to_others(self) -> None:
         """Give this thread a lower priority, where threads have one of their own."""
 
+    def give_back_memory(self) -> None:
+        """Give memory that the allocator of C keeps for later back to the system, where it can be told to."""
+
     def physical_memory(self) -> int:
         """Bytes of memory of this machine, or 0 if that is not known."""
         return 0

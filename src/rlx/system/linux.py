@@ -55,6 +55,11 @@ class Linux(Posix):
     def yield_to_others(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND)
 
+    def give_back_memory(self) -> None:
+        trim = getattr(self.c_library(), "malloc_trim", None)  # glibc has it
+        if trim is not None:
+            trim(0)
+
     def last_cache_bytes(self) -> int:
         for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE"):
             size = os.sysconf(name) if name in os.sysconf_names else 0

@@ -17,6 +17,7 @@ from typing import Protocol
 from rlx import progress
 from rlx.codegen.native.jit import QUICK, Code, Compiling, HasKernels, load_all
 from rlx.runtime.background import let_run_first
+from rlx.system import SYSTEM
 from rlx.target.cpu import Target
 
 SAVED_PS = 25_000_000
@@ -116,6 +117,7 @@ class QuickCode(Code):
 
     def _improve(self, has_run: Callable[[], bool]) -> None:
         let_run_first(has_run)
+        SYSTEM.give_back_memory()  # what LLVM used before: threads that are new take memory of their own
         compiling = Compiling(self.target, self._is_wanted)
         for text in self._quick.values():
             compiling.add(text)
