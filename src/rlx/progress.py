@@ -9,12 +9,14 @@ Python's `logging` takes 20 ms to import. Who listens has imported it, so RLX ne
 from __future__ import annotations
 
 import sys
+from _thread import get_ident
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 NAME = "rlx"
 _DEBUG, _INFO = 10, 20  # levels of logging
 _listeners: list[Callable[[str], None]] = []
+_unwatched: set[int] = set()  # threads that nobody waits for
 
 
 def info(text: str, *values: object) -> None:
@@ -42,8 +44,23 @@ def heard(listener: Callable[[str], None]) -> Iterator[None]:
         _listeners.remove(listener)
 
 
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """What this thread does inside the block goes to the log alone: those who listen wait for something else.
+
+    >>> with heard(print), unwatched():
+    ...     info("writing %s", "net.weights")
+    """
+    thread = get_ident()
+    _unwatched.add(thread)
+    try:
+        yield
+    finally:
+        _unwatched.discard(thread)
+
+
 def _tell(level: int, text: str, values: tuple[object, ...]) -> None:
-    if level >= _INFO:
+    if level >= _INFO and get_ident() not in _unwatched:
         for listener in _listeners:
             listener(text % values)
     logging = sys.modules.get("logging")

@@ -56,7 +56,7 @@ def draw_group(facts: Facts, rng: random.Random) -> list[int]:
     return sorted(members)
 
 
-@pytest.mark.parametrize("seed", [14, 1014, 2014, 3014])
+@pytest.mark.parametrize("seed", [14, 1014, 2014, 4014])
 def test_what_fits_also_composes(seed: int) -> None:
     rng = random.Random(seed)
     fitting = refused = 0

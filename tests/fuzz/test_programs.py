@@ -34,13 +34,13 @@ from rlx.ir.graph import Graph
 from rlx.ir.op import get_op
 from rlx.reference.interpreter import evaluate
 
-DRAWN = [draw_program(5, number) for number in range(500)]
+DRAWN = [draw_program(6, number) for number in range(500)]
 PLAIN = Input("x0", "f32", (3, 4), Values())
 
 
 def test_a_seed_gives_the_same_programs_in_every_process() -> None:
     text = "from rlx.fuzz.programs.grammar import draw_program as draw\n"
-    text += "print([repr(draw(5, i)) for i in range(40)])"
+    text += "print([repr(draw(6, i)) for i in range(40)])"
     command = [sys.executable, "-c", text]
     again = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert again.strip() == str([repr(p) for p in DRAWN[:40]])

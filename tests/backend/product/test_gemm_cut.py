@@ -9,7 +9,7 @@ import pytest
 
 from gemm_harness import TARGETS, Array, every_f32_target, run_strided, run_weights
 from machines import on_targets
-from rlx.codegen.cpu.product.gemm_cut import BANDS, Cut, Panels, Part, Tiles, bands_for, share
+from rlx.codegen.cpu.product.gemm_cut import BANDS, Cut, PanelCosts, Part, Tiles, bands_for, share
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.notation import write
 from rlx.target.cpu import Target, resolve
@@ -27,7 +27,7 @@ def cut_of(m: int, n: int, threads: int, least: int = 4) -> tuple[Tiles, Cut]:
     def made() -> tuple[Tiles, Cut]:
         tiles = Tiles.of(f, m, ROWS)
         full, tail = divmod(n, COLUMNS)
-        panels = Panels(full, COLUMNS // LANES, -(-tail // LANES))
+        panels = PanelCosts(full, COLUMNS // LANES, -(-tail // LANES))
         bands = bands_for(threads, tiles.count // least, m, n)
         return tiles, Cut(tiles.count, panels, bands, threads)
 

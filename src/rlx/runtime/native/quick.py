@@ -116,18 +116,10 @@ class QuickCode(Code):
         return self._blob
 
     def _improve(self, has_run: Callable[[], bool]) -> None:
-        let_run_first(has_run)
-        SYSTEM.give_back_memory()  # what LLVM used before: threads that are new take memory of their own
-        compiling = Compiling(self.target, self._is_wanted)
-        for text in self._quick.values():
-            compiling.add(text)
         try:
-            for number, made in zip(self._quick, compiling.objects(), strict=True):
-                self._objects[number] = made
-            better = load_all(self._objects, self.target)
-            self._take_over(better)
-            self._blob = self._store(self._objects)
-            progress.info("native code for %s: optimised", self.target.name)
+            with progress.unwatched():
+                let_run_first(has_run)
+                self._make_better()
         except BaseException as e:  # raised in the thread that asks; runs go on with the code there is
             self._failure = e
         finally:
@@ -136,6 +128,17 @@ class QuickCode(Code):
             self._over.set()
             for done in (self._programs, self._objects, self._quick):
                 done.clear()
+
+    def _make_better(self) -> None:
+        SYSTEM.give_back_memory()  # what LLVM used before: threads that are new take memory of their own
+        compiling = Compiling(self.target, self._is_wanted)
+        for text in self._quick.values():
+            compiling.add(text)
+        for number, made in zip(self._quick, compiling.objects(), strict=True):
+            self._objects[number] = made
+        self._take_over(load_all(self._objects, self.target))
+        self._blob = self._store(self._objects)
+        progress.info("native code for %s: optimised", self.target.name)
 
     def _is_wanted(self) -> bool:
         """Whether somebody will use the code: a process that ends does not wait for what nobody stores."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx import config
+from rlx import config, progress
 from rlx.errors import FormatError, warn
 from rlx.files import LIKELY_LOCKED, Identity, identity, remove_abandoned, unfinished_files
 from rlx.runtime.background import let_run_first
@@ -173,7 +173,8 @@ def wait_until_stored(path: Path | None = None) -> None:
 
 def _tried(store: Callable[[], None]) -> None:
     try:
-        store()
+        with progress.unwatched():
+            store()
     except (OSError, FormatError) as e:
         _not_stored(e)
 

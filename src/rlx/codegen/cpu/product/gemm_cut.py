@@ -121,7 +121,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Panels:
+class PanelCosts:
     """The panels of one matmul. They are as dear as they are wide: the last one may hold a third of the
     columns of the others."""
 
@@ -140,11 +140,11 @@ class Panels:
         return self.full if self.has_no_tail else self.full * self.full_weight + self.tail_weight
 
     @inline
-    def window(self, first: Count, stop: Count) -> Panels:
+    def window(self, first: Count, stop: Count) -> PanelCosts:
         """Panels first..stop only."""
         full = max(min(stop, self.full) - first, 0)
         tail = 0 if self.has_no_tail else select(ugt(stop, self.full), self.tail_weight, 0)
-        return Panels(full, self.full_weight, tail)
+        return PanelCosts(full, self.full_weight, tail)
 
     @inline
     def unit(self, place: Count, height: Count, up: Count) -> Count:
@@ -195,7 +195,7 @@ class Cut:
     """
 
     tiles: Count
-    panels: Panels
+    panels: PanelCosts
     bands: Count = 1
     threads: Count = 1  # for one matmul
 

@@ -7,7 +7,16 @@ from collections.abc import Callable
 from rlx.codegen.cpu.frame import product
 from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.cpu.primitives import MEMORY
-from rlx.codegen.cpu.product.gemm_cut import Count, Cut, Panels, Part, Tiles, count_bands, part_window, share
+from rlx.codegen.cpu.product.gemm_cut import (
+    Count,
+    Cut,
+    PanelCosts,
+    Part,
+    Tiles,
+    count_bands,
+    part_window,
+    share,
+)
 from rlx.codegen.cpu.product.gemm_end import Epilogue, Frame, TileEnd
 from rlx.codegen.cpu.product.gemm_rows import ComputedRows, Prologue, share_rows
 from rlx.codegen.cpu.product.microkernel import HalfWeights, Kind
@@ -189,7 +198,7 @@ class ProductDriver:
         self.plan(panels)
         items = product(batch)
         grain = 1 if self.columns % self.lanes else self.lanes
-        columns = Panels(self.full, self.columns // grain, ceildiv(self.tail, grain))
+        columns = PanelCosts(self.full, self.columns // grain, ceildiv(self.tail, grain))
         from_panel, to_panel = 0, panels
         if spec.can_be_cut:
             from_panel, to_panel = part_window(part, panels)
@@ -235,7 +244,7 @@ class ProductDriver:
             item(0)
 
     @inline
-    def cut(self, columns: Panels, items: Count, threads: Count) -> Cut:
+    def cut(self, columns: PanelCosts, items: Count, threads: Count) -> Cut:
         """How threads share the tiles of all matmuls."""
         tiles = self.tiles.count
         if isinstance(tiles, int) and tiles < 2 * self.least_tiles:
