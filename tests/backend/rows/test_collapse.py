@@ -59,7 +59,9 @@ def test_all_loads_are_flat(shape: Any, sizes: Any, new: Any, axis: int) -> None
         node = lir.mir.nodes[id]
         nest = compose(body_of(node))
         if isinstance(nest, Nest):
-            flat = collapse(nest, [dense_strides(o.shape) for o in node.operands])
+            flat = collapse(
+                nest, [o.shape for o in node.operands], [dense_strides(o.shape) for o in node.operands]
+            )
             prims = {e.prim for s in (*flat.stats, *flat.stores) for e in s.body.walk()}
             assert not prims & {"load", "floor_div", "mod"}
 
@@ -126,7 +128,7 @@ def test_blocked_channels_are_moved_to_planes(channels: int, size: int, kind: st
     if channels % 16 == 0:
         nest = compose(body_of(plan(g).mir.nodes[plan(g).plan.schedule[0]]))
         assert isinstance(nest, Nest)
-        flat = collapse(split_blocks(nest), [dense_strides(blocks.shape)])
+        flat = collapse(split_blocks(nest), [blocks.shape], [dense_strides(blocks.shape)])
         assert {e.prim for e in flat.stores[0].body.walk()} & {"load", "floor_div", "mod"} == set()
 
 

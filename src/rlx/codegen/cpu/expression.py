@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 
+from rlx.codegen.cpu.chains import can_walk, walk
 from rlx.codegen.cpu.primitives import (
     PRIMITIVES,
     emit_cast,
@@ -90,13 +91,20 @@ class Expression:
     """How whole vectors of large operands are prefetched ..."""
     cached: Collection[int] = ()
     """... except of these, which an earlier pass has read."""
+    walks: bool = False
+    """Whether lanes of long chains of loads are walked one by one."""
+    bad: list[Value] | None = None
+    """At a point of a walk: flags of indices out of range, which are reported together."""
 
     def __call__(self, s: Scalar) -> Value:
         found = self.memo.get(s)
         if found is None:
             saved = self.saved.get(s) if self.saved else None
-            found = self.memo[s] = self._emit(s) if saved is None else saved()
+            found = self.memo[s] = self._emitted(s) if saved is None else saved()
         return found
+
+    def _emitted(self, s: Scalar) -> Value:
+        return walk(self, s) if self.walks and can_walk(self, s) else self._emit(s)
 
     def vector(self, s: Scalar) -> Word:
         """The expression in every lane."""
@@ -342,7 +350,16 @@ class Expression:
         offset = self._offset(operand, values)
         if good is None:
             return self._read(s, operand, offset, None, None)
+        if self.bad is not None:
+            return self._read_or_zero(s, operand, offset, good)
         return self._read(s, operand, offset, good, constant(like(offset.type, register_type(s.dtype)), 0))
+
+    def _read_or_zero(self, s: Scalar, operand: Operand, offset: Value, good: Value) -> Value:
+        """An element without a branch: where there is none, 0 is read elsewhere."""
+        fn, element = self.fn, memory_type(s.dtype)
+        zero = fn.module.table("nothing", "i64", [0])
+        place = fn.select(good, fn.gep(operand.pointer, offset, element), zero)
+        return from_memory(fn, fn.load(element, place), s.dtype)
 
     def _checked_row(self, s: Scalar, operand: Operand, index: Sequence[Scalar]) -> Value | None:
         """Lanes along a row that data chose: the index is checked once and the row is read in place."""
@@ -369,7 +386,11 @@ class Expression:
             ok = fn.value(fn.cmp("ult", i, fn_splat(fn, self._dim(extent), i.width)))
             good = ok if good is None else fn.value(fn.and_(good, ok))
         if good is not None:
-            self.report(fn.value(fn.xor(good, constant(good.type, True))))
+            flag = fn.value(fn.xor(good, constant(good.type, True)))
+            if self.bad is None:
+                self.report(flag)
+            else:
+                self.bad.append(flag)
         return good
 
     def report(self, bad: Value, code: int = ERROR_INDEX) -> None:

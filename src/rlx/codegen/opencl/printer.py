@@ -55,7 +55,7 @@ def print_kernel(
     """The text of a kernel. Equal texts have equal names, whatever program they come from."""
     if isinstance(kernel, ContractNest):
         return finish(*print_product(kernel, inputs, outputs))
-    flat = collapse(kernel, [strides for _, _, strides in inputs])
+    flat = collapse(kernel, [shape for _, shape, _ in inputs], [strides for _, _, strides in inputs])
     return _print_rows(flat, inputs, outputs) if flat.stats else _print_map(flat, inputs, outputs)
 
 

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from rlx.codegen.cpu.rows.ranges import decided, in_units
+from rlx.codegen.cpu.rows.ranges import decided, in_range, in_units
 from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.types import Shape
@@ -192,9 +192,13 @@ def drop_axis(nest: Nest, number: int, merged: bool) -> Nest:
     return Nest(tuple(space), outer, changed.stats, stores, nest.columns)
 
 
-def collapse(nest: Nest, strides: Sequence[Shape]) -> Nest:
+def collapse(nest: Nest, shapes: Sequence[Shape], strides: Sequence[Shape]) -> Nest:
     """The nest with flat loads and as few axes as its accesses allow."""
-    nest = flatten_loads(map_bodies(nest, lambda body: decided(body, nest.space)), strides)
+
+    def known(body: Scalar) -> Scalar:
+        return in_range(decided(body, nest.space), nest.space, shapes)
+
+    nest = flatten_loads(map_bodies(nest, known), strides)
     # Which axes merge decides the order of sums: their loads stay as they are, though some could be flat now.
     joined = map_bodies(nest, lambda body: in_units(body, nest.space))
     nest = joined if joined is nest or nest.stats else flatten_loads(joined, strides)

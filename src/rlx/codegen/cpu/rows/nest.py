@@ -53,7 +53,7 @@ def _emitter(frame: KernelFrame, flat: Nest) -> _MapNest | TransposedNest | _Col
 
 def _flat(nest: Nest, inputs: Sequence[Slot]) -> Nest:
     """The axes that a kernel loops over."""
-    flat = collapse(split_blocks(nest), [slot.steps for slot in inputs])
+    flat = collapse(split_blocks(nest), [slot.shape for slot in inputs], [slot.steps for slot in inputs])
     return _with_inner_axis(flat) if flat.stats and flat.outer == len(flat.space) else flat
 
 

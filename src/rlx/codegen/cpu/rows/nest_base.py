@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rlx.codegen.cpu.chains import has_chain
 from rlx.codegen.cpu.expression import Expression, Lane
 from rlx.codegen.cpu.frame import KernelFrame, product, unflatten
 from rlx.codegen.cpu.primitives import memory_type, register_type, to_memory
@@ -77,11 +78,14 @@ class NestEmitter:
         self.frame, self.nest, self.fn = frame, nest, frame.fn
         self.operands = frame.operands(frame.fn)
         self.lanes = nest_lanes(frame.module.target, nest)
+        self.walks = has_chain(bodies(nest))
         self.streaming = False
         self.sizes = frame.sizes(nest.space)
 
     def point(self, axes: Sequence[Index], lane: Lane | None, known: Expression | None = None) -> Expression:
-        made = Expression(self.fn, self.frame.dim, self.operands, axes, lane, error=self.frame.error)
+        made = Expression(
+            self.fn, self.frame.dim, self.operands, axes, lane, error=self.frame.error, walks=self.walks
+        )
         if known is not None:
             made.memo = dict(known.memo)
             made.accs = known.accs

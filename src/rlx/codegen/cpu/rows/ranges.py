@@ -4,13 +4,14 @@ indices that are smaller than the divisor. Concatenation, padding and reshapes l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rlx.ir.dim import Dim, known_le, known_lt
 from rlx.ir.dtype import BOOL, I64
 from rlx.ir.types import Shape
 from rlx.kernel.affine import affine, to_dim
-from rlx.kernel.scalar import Scalar, axes, axis, const, rebuild, replace_axes, select
+from rlx.kernel.intervals import Interval, Intervals
+from rlx.kernel.scalar import Scalar, axes, axis, const, rebuild, replace_axes, select, size
 
 COMPARED = ("less", "greater_equal")
 DIVIDED = ("mod", "floor_div")
@@ -27,10 +28,11 @@ def decided(body: Scalar, space: Shape) -> Scalar:
     """
     if not any(e.prim in COMPARED or e.prim in DIVIDED for e in body.walk()):
         return body
+    intervals = Intervals(space)
 
     def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
         if e.prim in COMPARED and all(a.dtype is I64 for a in args):
-            truth = _truth(e.prim, args[0], args[1], space)
+            truth = _truth(e.prim, args[0], args[1], space, intervals)
             return None if truth is None else const(truth, BOOL)
         if e.prim in DIVIDED and e.dtype is I64 and _truth("less", args[0], args[1], space):
             if _truth("greater_equal", args[0], const(0), space):
@@ -42,6 +44,32 @@ def decided(body: Scalar, space: Shape) -> Scalar:
         if e.prim == "load_or" and args[0].prim == "const":
             return Scalar("load", args[2:], e.dtype, e.data) if args[0].data else args[1]
         return None
+
+    return rebuild(body, change)
+
+
+def in_range(body: Scalar, space: Shape, shapes: Sequence[Shape]) -> Scalar:
+    """An expression whose checked loads are plain where all indices are inside their operand of `shapes`.
+
+    >>> import rlx.ops
+    >>> from rlx.ir.dtype import F32
+    >>> from rlx.kernel.scalar import axis, load_checked
+    >>> in_range(load_checked(0, [axis(0) * 2], F32), (4,), [(7,)]).prim
+    'load'
+    """
+    if not any(e.prim == "load_checked" for e in body.walk()):
+        return body
+    intervals = Intervals(space)
+
+    def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+        if e.prim != "load_checked":
+            return None
+        for index, extent in zip(args, shapes[e.data], strict=True):
+            if _truth("greater_equal", index, const(0), space, intervals) is not True:
+                return None
+            if _truth("less", index, size(extent), space, intervals) is not True:
+                return None
+        return Scalar("load", args, e.dtype, e.data)
 
     return rebuild(body, change)
 
@@ -146,9 +174,11 @@ def _choice(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar | None:
     return select(condition, inner, other)
 
 
-def _truth(prim: str, a: Scalar, b: Scalar, space: Shape) -> bool | None:
+def _truth(prim: str, a: Scalar, b: Scalar, space: Shape, intervals: Intervals | None = None) -> bool | None:
     """Whether a < b (or a >= b) holds at every point, or at none; None where that is not known."""
     bounds = _bounds(a - b, space)
+    if bounds is None and intervals is not None:
+        bounds = _difference(intervals.of(a), intervals.of(b))
     if bounds is None:
         return None
     low, high = bounds
@@ -156,6 +186,11 @@ def _truth(prim: str, a: Scalar, b: Scalar, space: Shape) -> bool | None:
     if not always and not never:
         return None
     return always if prim == "less" else never
+
+
+def _difference(a: Interval | None, b: Interval | None) -> tuple[Dim, Dim] | None:
+    """The least and the greatest value of a - b."""
+    return None if a is None or b is None else (a[0] - b[1], a[1] - b[0])
 
 
 def _bounds(index: Scalar, space: Shape) -> tuple[Dim, Dim] | None:

@@ -59,7 +59,7 @@ class Forest:
             at = self.leaves_of(n, x)
             return [ops.gather(n.constant(table), at) for table in tables]
         at = self.places_of(n, x, levels[:-1])
-        return [ops.gather(n.constant(table[levels[-1].reshape(-1)]), at) for table in tables]
+        return [ops.gather(*_in_range(n, table[levels[-1].reshape(-1)], at)) for table in tables]
 
     def levels(self) -> list[np.ndarray] | None:
         """Nodes [trees, 2 ** level] of trees that are filled up to one depth, if that makes few more of them
@@ -78,15 +78,18 @@ class Forest:
         """[rows, trees]: numbers of the leaves that rows reach, tree after tree, in trees of one depth.
 
         The place of a child follows from that of its node, so a step reads one word, which has the feature
-        and the split, and the feature's value.
+        and the split, and the feature's value. Masks show that both exist: no index is checked.
         """
         (compare,) = (COMPARE[kind] for kind in set(self.modes[~self.leaf].tolist()))
         at = ops.broadcast_to(n.constant(np.arange(len(self.roots))), (x.shape[0], len(self.roots)))
         for nodes in levels:
             bits = self.splits[nodes].astype(np.float32).view(np.int32).astype(np.int64)
-            words = ops.gather(n.constant((bits << 32 | self.features[nodes]).reshape(-1)), at)
+            words = ops.gather(*_in_range(n, (bits << 32 | self.features[nodes]).reshape(-1), at))
             split = ops.bitcast(ops.cast(ops.shift_right(words, 32), "i32"), "f32")
-            value = ops.gather_elements(x, ops.bitwise_and(words, 0xFFFFFFFF), axis=1)
+            feature = ops.bitwise_and(words, _ones(self.features.max()))
+            if isinstance(x.shape[1], int) and _ones(self.features.max()) >= x.shape[1]:
+                feature = ops.minimum(feature, x.shape[1] - 1)
+            value = ops.gather_elements(x, feature, axis=1)
             at = at * 2 + ops.cast(ops.logical_not(compare(value, split)), "i64")
         return at
 
@@ -133,6 +136,18 @@ class Forest:
             go = hit if go is None else ops.where(ops.equal(mode, kind), hit, go)
         assert go is not None, "there are nodes"
         return go
+
+
+def _ones(largest: int | np.integer) -> int:
+    """The smallest mask that keeps numbers up to `largest`."""
+    return (1 << int(largest).bit_length()) - 1
+
+
+def _in_range(n: Call, table: np.ndarray, at: Node) -> tuple[Node, Node]:
+    """A table that is filled up to a power of two, and places in it, masked so that all of them exist."""
+    mask = _ones(len(table) - 1)
+    rest = [(0, mask + 1 - len(table)), *[(0, 0)] * (table.ndim - 1)]
+    return n.constant(np.pad(table, rest)), ops.bitwise_and(at, mask)
 
 
 @onnx_op("TreeEnsemble", domain=ML, since=5)
