@@ -42,6 +42,7 @@ _PROT_READ, _PROT_WRITE, _PRIVATE, _ANONYMOUS = 1, 2, 2, 0x20
 _open = external("open", i32, fixed=2)
 _close = external("close", i32)
 _lseek = external("lseek", i64)
+_read = external("read", i64)
 _mmap = external("mmap", ptr)
 _munmap = external("munmap", i32)
 _bytes = external("rlx_bytes", i64)
@@ -78,9 +79,10 @@ def rlx_open(result: ptr, path: ptr, threads: i32, *, embedded: int | None) -> i
             _close(file)
             return select(nbytes < 0, i32(Code.OPEN), i32(Code.TRUNCATED))
         mapped = _mmap(ptr(0), nbytes, i32(_PROT_READ), i32(_PRIVATE), file, i64(0))
+        readable = _read(file, ptr(0), i64(0)) == 0  # a folder opens, but has nothing to read or to map
         _close(file)
         if mapped == ptr(-1):
-            return i32(Code.MEMORY)
+            return select(readable, i32(Code.MEMORY), i32(Code.OPEN))
     size = _bytes(threads)
     context = _mmap(ptr(0), size, i32(_PROT_READ | _PROT_WRITE), i32(_PRIVATE | _ANONYMOUS), i32(-1), i64(0))
     if context == ptr(-1):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 
 import numpy as np
 
 from rlx.codegen.cpu.kernels import BodyKernels, KernelSet
 from rlx.errors import UnsupportedError
 from rlx.export.bounds import Ranges, most
+from rlx.export.room import roomy_plan, slice_ranges
 from rlx.export.tables import (
     ENDLESS,
     Argument,
@@ -29,7 +31,7 @@ from rlx.export.tables import (
     guard_of,
     holds_always,
 )
-from rlx.ir.dim import Dim
+from rlx.ir.dim import Dim, ceildiv, dim_max, dim_min, substitute
 from rlx.ir.dtype import ParamValue
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
@@ -78,26 +80,6 @@ def refuse_unfit(lir: LirModule, kernels: KernelSet) -> None:
             f"program {name!r} cannot be exported with weight_budget, as its weights are read while it runs; "
             "compile it without"
         )
-    if any(inner.cut is not None for inner in lir.planner.inner.values()):
-        raise UnsupportedError(
-            f"program {name!r} cannot be exported with slices of a memory budget; compile it without budget"
-        )
-
-
-def _at_most(placer: Placer, ranges: Ranges) -> Placer:
-    """A placer that gives every value room for the largest sizes."""
-    stored = [
-        s._replace(size=most(s.size, ranges, f"%{s.node} ({placer.graph.nodes[s.node].op.name})"))
-        for s in placer.stored
-    ]
-    made = Placer(placer.graph, stored, {}, placer.phases, placer.binding)
-    made.order, made.life, made.shared = placer.order, placer.life, placer.shared
-    made.placed, made.io = placer.placed, placer.io
-    made.inner = {
-        node: inner._replace(bodies=tuple(_at_most(body, ranges) for body in inner.bodies))
-        for node, inner in placer.inner.items()
-    }
-    return made
 
 
 class _Weights:
@@ -126,7 +108,7 @@ class _Export:
     ) -> None:
         self.lir, self.kernels, self.ranges = lir, kernels, ranges
         self.graph, self.placer = lir.outline, lir.planner
-        self.plan = _at_most(self.placer, ranges).unchecked({s: high for s, (_, high) in ranges.items()})
+        self.plan = roomy_plan(self.placer, ranges)
         self.weights = _Weights()
         self.loops = 0  # loops so far
         self._arrays = lazy_weights(lir, values)
@@ -169,7 +151,7 @@ class _Export:
                 parts = [condition_of(b.graph, self.ranges) for b in inner.bodies]
                 if not any(map(holds_always, parts)):
                     yield Guard(Either(tuple(parts)), f"no branch of %{node} allows these sizes; use others")
-            else:
+            elif inner.cut is None:  # slices assume nothing more than the program
                 for body in inner.bodies:
                     yield from self.guards(body)
 
@@ -187,7 +169,8 @@ class _Export:
     def scratch(self) -> int:
         """Bytes of scratch that a thread needs at most."""
         kernels = [*self.kernels.kernels.values(), *self.kernels.in_bodies()]
-        sizes = [most(k.scratch_per_thread, self.ranges, f"scratch of {k.name}") for k in kernels]
+        ranges = {**slice_ranges(self.placer, self.plan), **self.ranges}
+        sizes = [most(k.scratch_per_thread, ranges, f"scratch of {k.name}") for k in kernels]
         return round_up(max(sizes, default=0), 64)
 
     def new_loop(self) -> int:
@@ -235,7 +218,8 @@ class _Export:
         """The steps of a node: a call, or those of its bodies."""
         if node.id not in frame.kernels.inner:
             kernel = frame.kernels.kernels[node.id]
-            return [KernelCall(kernel.name, (*operands, *results), kernel.dims, kernel.serial)]
+            dims = tuple(map(frame.size, kernel.dims))
+            return [KernelCall(kernel.name, (*operands, *results), dims, kernel.serial)]
         form = loop_form(node)
         assert form is not None, "only control flow has kernels inside"
         control = _Control(self, node, frame, operands, results)
@@ -249,7 +233,7 @@ class _Export:
 
         def place(node: int) -> Place:
             alias = frame.placer.aliases.get(node)
-            root, offset = (alias.root, alias.offset) if alias else (node, 0)
+            root, offset = (alias.root, frame.size(alias.offset)) if alias else (node, 0)
             if root in known:
                 return known[root] + offset
             if body.nodes[root].op.role is Role.CONSTANT:
@@ -275,6 +259,12 @@ class _Frame:
     plan: LirBufferPlan
     kernels: KernelSet | BodyKernels
     arena: Place
+    rows: Mapping[str, Dim] = field(default_factory=dict)
+    """The rows of slices around it, by their symbols."""
+
+    def size(self, d: Dim) -> Dim:
+        """A size here, in symbols of the program."""
+        return substitute(d, self.rows)
 
 
 @dataclass(eq=False)
@@ -299,14 +289,25 @@ class _Control:
     def body(self) -> Graph:
         return self.node.bodies[0]
 
-    def run(self, number: int, inputs: Sequence[Place], outputs: Sequence[Place]) -> tuple[Step, ...]:
-        """One run of a body."""
+    def bytes(self, node: Node, rows: Mapping[str, Dim] | None = None) -> Dim:
+        """The bytes of a value of a body, which may have rows of its own."""
+        return self.frame.size(substitute(node.tensor.nbytes, rows or {}))
+
+    def run(
+        self,
+        number: int,
+        inputs: Sequence[Place],
+        outputs: Sequence[Place],
+        rows: Mapping[str, Dim] | None = None,
+    ) -> tuple[Step, ...]:
+        """One run of a body, which may be a slice of so many rows."""
         frame = _Frame(
             self.node.bodies[number],
             self.frame.placer.inner[self.node.id].bodies[number],
             self.work.bodies[number],
             self.frame.kernels.inner[self.node.id][number],
             self.place + self.work.arena_offset,
+            {**self.frame.rows, **(rows or {})},
         )
         return self.export.body(frame, inputs, outputs)
 
@@ -318,7 +319,7 @@ class _Control:
     def to_results(self, sources: Sequence[Place]) -> tuple[Step, ...]:
         """Copies of carried values to the results, where they are not there yet."""
         pairs = zip(sources, self.results, self.body.outputs.values(), strict=False)
-        return tuple(Copy(s, r, n.tensor.nbytes) for s, r, n in pairs if s != r and n.tensor.nbytes != 0)
+        return tuple(Copy(s, r, self.bytes(n)) for s, r, n in pairs if s != r and n.tensor.nbytes != 0)
 
     def cond(self) -> Iterator[Step]:
         chosen, *operands = self.operands
@@ -332,8 +333,8 @@ class _Control:
 
     def scan(self, carries: int, scanned: int, length: Dim, reverse: bool) -> Iterator[Step]:
         number = self.export.new_loop()
-        rows = [n.tensor.nbytes for n in self.body.inputs]
-        out_rows = [n.tensor.nbytes for n in self.body.outputs.values()]
+        rows = [self.bytes(n) for n in self.body.inputs]
+        out_rows = [self.bytes(n) for n in self.body.outputs.values()]
         fixed = self.operands[carries + scanned :]
         xs = [self.operands[i].by_row(number, rows[i]) for i in range(carries, carries + scanned)]
         ys = [self.results[i].by_row(number, out_rows[i]) for i in range(carries, len(out_rows))]
@@ -341,7 +342,32 @@ class _Control:
         yield from self.to_results(self.operands[:carries])
         there = self.run(0, [*first, *xs, *fixed], [*second, *ys])
         back = self.run(0, [*second, *xs, *fixed], [*first, *ys])
-        yield Repeat(number, length, there, back, self.to_results(second), reverse=reverse)
+        yield Repeat(number, self.frame.size(length), there, back, self.to_results(second), reverse=reverse)
+
+    def slices(self, symbol: str, size: Dim, sliced: int, axes: tuple[int, ...]) -> Iterator[Step]:
+        """All slices but the last have the same number of rows. Both loops are over slices; the second takes
+        one step, if there are rows at all, as sizes inside it are other expressions."""
+        total, most_rows = self.frame.size(size), self.work.bodies[0].binding[symbol]
+        full = dim_max(ceildiv(total, most_rows) - 1, 0)
+        start = full * most_rows
+        widths = [self.bytes(n, {symbol: 1}) for n in self.body.inputs[:sliced]]
+        out_widths = [self.bytes(n, {symbol: 1}) for n in self.body.outputs.values()]
+
+        def at(first: Dim, number: int, rows: Dim) -> tuple[Step, ...]:
+            """The steps of a slice; `first` are the rows before it, and so many more for each step."""
+
+            def cut(places: Sequence[Place], widths: Sequence[Dim]) -> list[Place]:
+                pairs = zip(places, widths, strict=False)
+                return [(p + first * w).by_row(number, most_rows * w) for p, w in pairs]
+
+            inputs = [*cut(self.operands, widths), *self.operands[sliced:]]
+            return self.run(0, inputs, cut(self.results, out_widths), {symbol: rows})
+
+        number = self.export.new_loop()
+        steps = at(0, number, most_rows)
+        yield Repeat(number, full, steps, steps, ())
+        number = self.export.new_loop()
+        yield Repeat(number, dim_min(total, 1), at(start, number, dim_max(total - start, 1)), (), ())
 
     def loop(self, carries: int, rows: object, max_trips: int | None) -> Iterator[Step]:
         number, (first, second) = self.export.new_loop(), self.carried()

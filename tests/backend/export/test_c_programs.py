@@ -39,7 +39,7 @@ def check_case(case: Case, folder: Path) -> bool:
     try:
         library = Library(program, folder, {name: (0, size + 3) for name, size in sizes.items()})
     except UnsupportedError:
-        assert program.stats["host_thunks"] or "slices" in case.id or "nonzero" in case.id
+        assert program.stats["host_thunks"] or "nonzero" in case.id
         return False
     model = library.open()
     if sizes:
@@ -313,10 +313,10 @@ def layers_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 
 def test_missing_weights_are_refused(layers_library: Library, tmp_path: Path) -> None:
-    for path in (tmp_path / "none", tmp_path):
+    for path in (tmp_path / "none", tmp_path):  # a folder can be opened, but not mapped
         with pytest.raises(ExportError) as failed:
             layers_library.open(path)
-        assert failed.value.code in (Code.OPEN, Code.TRUNCATED, Code.MEMORY)
+        assert failed.value.code == Code.OPEN
     with pytest.raises(ExportError, match="fewer than 1 thread"):
         layers_library.open(threads=0)
 
