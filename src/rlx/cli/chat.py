@@ -50,6 +50,14 @@ def activations_option(command: Command) -> Command:
     )(command)
 
 
+def kv_option(command: Command) -> Command:
+    """What keys and values are."""
+    text = "Keep keys and values in f32, or rounded to 8 bits, in a quarter of the memory."
+    return click.option("--kv", type=click.Choice(ACTIVATIONS), default="f32", show_default=True, help=text)(
+        command
+    )
+
+
 @click.command()
 @click.argument("prompt", nargs=-1)
 @click.option("--model", "-m", default="zoo:smollm2", show_default=True, help="GGUF file, folder, or zoo:ID.")
@@ -59,6 +67,7 @@ def activations_option(command: Command) -> Command:
 @click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated.")
 @click.option("--json-schema", metavar="FILE", default=None, help="Answer with JSON of the schema in a file.")
 @activations_option
+@kv_option
 @click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Longest answer [the context].")
 @click.option("--context", type=click.IntRange(min=1), default=None, help="Tokens of a conversation [4096].")
 @click.option("--memory-limit", metavar="BYTES", default=None, help="Most memory, like 500MiB [none].")
@@ -71,6 +80,7 @@ def chat(
     stop: tuple[str, ...],
     json_schema: str | None,
     activations: str,
+    kv: str,
     max_tokens: int | None,
     context: int | None,
     memory_limit: str | None,
@@ -96,6 +106,7 @@ def chat(
             model,
             draft=draft,
             activations=activations,
+            kv=kv,
             context=context,
             memory_limit=memory_limit,
             notify=say,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.cli.chat import activations_option
+from rlx.cli.chat import activations_option, kv_option
 from rlx.cli.inputs import check_symbols, sizes_of, workable_sizes
 from rlx.cli.model import MODEL_HELP, compile_options, open_model
 from rlx.cli.output import human_bytes, json_option, print_json, print_line, print_table, progress
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     "--bind", "-b", multiple=True, metavar="NAME=SIZE", help="Size for which to show times and memory."
 )
 @activations_option
+@kv_option
 @click.option(
     "--measure", is_flag=True, help="Time every kernel, and both sides of the largest fusion decisions."
 )
@@ -38,6 +39,7 @@ def explain(
     model: str,
     bind: tuple[str, ...],
     activations: str,
+    kv: str,
     measure: bool,
     asm: str | None,
     as_json: bool,
@@ -50,7 +52,7 @@ def explain(
     """
     sizes = sizes_of(bind)
     if is_language_model(model):
-        _explain_language_model(model, activations, as_json)
+        _explain_language_model(model, activations, kv, as_json)
         return
     program = open_model(model, **options)
     if asm is not None:
@@ -82,14 +84,14 @@ _MULTIPLIED = {
 }
 
 
-def _explain_language_model(model: str, activations: str, as_json: bool) -> None:
+def _explain_language_model(model: str, activations: str, kv: str, as_json: bool) -> None:
     with progress(f"planning {model}"):
-        source = open_source(model).rounded(activations)
+        source = open_source(model).rounded(activations, kv)
         needs = memory_of(source)
     config = source.config
     if as_json:
         about = {"architecture": config.architecture, "layers": config.layers}
-        print_json({**about, "activation_dtype": activations, **needs})
+        print_json({**about, "activation_dtype": activations, "kv_dtype": kv, **needs})
         return
     print_line(
         f"{source.path.name}: {config.architecture}, {config.layers} layers of {config.width}, "

@@ -7,7 +7,7 @@ from typing import cast
 
 import click
 
-from rlx.cli.chat import activations_option, sampling_options
+from rlx.cli.chat import activations_option, kv_option, sampling_options
 from rlx.cli.output import json_option, print_json, print_line, print_note, progress
 from rlx.llm.engine import Engine
 from rlx.llm.sample import Sampling, SamplingOptions
@@ -46,6 +46,7 @@ from rlx.serve.server import Server
 )
 @sampling_options
 @activations_option
+@kv_option
 @click.option("--context", type=click.IntRange(min=1), default=None, help="Tokens of a conversation [4096].")
 @click.option("--threads", "-t", type=click.IntRange(min=1), default=None, help="Number of threads [all].")
 @click.option("--quiet", "-q", is_flag=True, help="Log no requests.")
@@ -63,6 +64,7 @@ def serve(
     max_tokens: int | None,
     timeout: float,
     activations: str,
+    kv: str,
     context: int | None,
     threads: int | None,
     quiet: bool,
@@ -86,6 +88,7 @@ def serve(
             queue=queue,
             kv_memory=kv_memory,
             activations=activations,
+            kv=kv,
             context=context,
             notify=say,
             threads=threads,

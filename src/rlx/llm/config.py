@@ -65,6 +65,8 @@ class Config:
     """Whether the shares of the chosen experts, not those of all, add up to 1."""
     activations: str = "f32"
     """What rows are multiplied as where weights are codes: "f32", or rounded to "i8"."""
+    kv: str = "f32"
+    """What keys and values in pages are: "f32", or "i8" with a scale for each token of a head."""
     gate_limit: float = 0.0
     """Of what experts multiply: above 0 that is x * sigmoid(gate_slope * x) and y + 1 of clamped x, y."""
     gate_slope: float = 1.0
@@ -85,13 +87,23 @@ class Config:
 
     @property
     def attention_dtype(self) -> str:
-        """What queries, keys and values of a single sequence are. Those in pages are f32."""
+        """What queries, keys and values of a single sequence are that is not in pages."""
         return "bf16" if self.activations == "i8" and not self.is_encoder else "f32"
 
     @property
     def kv_numbers(self) -> int:
         """Numbers in keys and values of each token; layers of encoders have theirs in turns."""
-        return 2 * (1 if self.is_encoder else self.layers) * self.kv_heads * self.depth
+        return self.kv_rows * self.depth
+
+    @property
+    def kv_rows(self) -> int:
+        """Rows of keys and values of each token."""
+        return 2 * (1 if self.is_encoder else self.layers) * self.kv_heads
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes that each token takes in pages."""
+        return self.kv_numbers + 4 * self.kv_rows if self.kv == "i8" else 4 * self.kv_numbers
 
 
 def _refuse(path: str, architecture: object) -> UnsupportedError:

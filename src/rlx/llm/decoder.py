@@ -398,18 +398,28 @@ class PagedDecoder(_Decoder):
         made: Node = ops.reshape(ops.cast(self.at, "f32"), (self.new, 1, 1))
         return made
 
-    def written(self, name: str, shape: tuple[str | int, ...], rows: Node, axis: int) -> Node:
+    def pool(self, name: str, rows: Node, axis: int) -> Node:
+        """The state of pages for such rows; `axis` is that of positions."""
+        inner = [rows.shape[2]] * 2
+        inner[axis - 2] = self.page
+        return self.graph.state(name, ("pages", self.config.kv_heads, *inner), rows.dtype.name)
+
+    def written(self, name: str, rows: Node, axis: int) -> Node:
         """A pool of pages with rows of the new tokens in their places."""
-        pool: Node = ops.write_pages(self.graph.state(name, shape, "f32"), rows, self.places, axis=axis)
+        state = self.pool(name, rows, axis)
+        pool: Node = ops.write_pages(state, rows, self.places, axis=axis)
         self.graph.set_state(name, pool)
         return pool
 
     def context(self, q: Node, k: Node, v: Node, i: int) -> Node:
-        config, pools = self.config, []
+        config = self.config
+        pools: list[Node] = []
+        scales: dict[str, Node] = {}
         for name, rows, axis in (("k", k, 3), ("v", v, 2)):
-            inner = [config.depth, config.depth]
-            inner[axis - 2] = self.page
-            pools.append(self.written(f"{name}{i}", ("pages", config.kv_heads, *inner), rows, axis))
+            if config.kv == "i8":
+                rows, factors = _rounded(rows)
+                scales[f"{name}_scales"] = self.written(f"{name}{i}.scales", factors, axis)
+            pools.append(self.written(f"{name}{i}", rows, axis))
         keys, stored_values = pools
         made: Node = ops.paged_attention(
             self.turned(q, config.rope_of(i)),
@@ -422,8 +432,16 @@ class PagedDecoder(_Decoder):
             softcap=config.score_cap,
             window=self.window(i),
             sinks=self.sinks(i),
+            **scales,
         )
         return made
+
+
+def _rounded(rows: Node) -> tuple[Node, Node]:
+    """Rows as codes of 8 bits, and their scales [..., 1]: the largest size of a row over 127."""
+    scales = ops.max(ops.abs(rows), axis=-1, keepdims=True) * (1 / 127)
+    levels = ops.round(rows / ops.where(ops.equal(scales, 0.0), 1.0, scales))
+    return ops.cast(ops.clip(levels, -127, 127), "i8"), scales
 
 
 def _as(x: Node, dtype: str) -> Node:

@@ -36,6 +36,13 @@ class Draft(Protocol):
         """Up to so many tokens that may follow."""
 
 
+class NoDraft:
+    """Proposes nothing: a conversation in pages, and no more."""
+
+    def propose(self, tokens: Sequence[int], count: int) -> list[int]:
+        return []
+
+
 class Lookup:
     """Proposes what followed when the newest tokens were there before: texts often repeat themselves.
 

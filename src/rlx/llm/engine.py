@@ -50,9 +50,9 @@ class Engine(ModelText):
 
     `model` is what `rlx.llm.load` takes, or a model that it loaded. `slots` requests run at the same time,
     `queue` more may wait. Keys and values take `kv_memory` bytes, but never more than all slots can use. A
-    step computes at most `prefill_chunk` tokens of prompts. `activations` (by default those of a loaded
-    model), `draft`, `context` and `options` are as in `rlx.llm.load`; a draft model's keys and values are
-    part of `kv_memory`.
+    step computes at most `prefill_chunk` tokens of prompts. `activations` and `kv` (by default those of a
+    loaded model), `draft`, `context` and `options` are as in `rlx.llm.load`; a draft model's keys and values
+    are part of `kv_memory`.
 
     >>> import rlx
     >>> engine = Engine("zoo:smollm2")  # doctest: +SKIP
@@ -71,6 +71,7 @@ class Engine(ModelText):
         queue: int = 64,
         prefill_chunk: int = 256,
         activations: str | None = None,
+        kv: str | None = None,
         context: int | None = None,
         notify: Callable[[str], None] | None = None,
         **options: Unpack[LoadOptions],
@@ -81,8 +82,7 @@ class Engine(ModelText):
         if queue < 0:
             raise ConfigError(f"queue is {queue}; it must be 0 or more")
         source = model.source if isinstance(model, LanguageModel) else open_source(model, notify)
-        if activations is not None:
-            source = source.rounded(activations)
+        source = source.rounded(activations, kv)
         super().__init__(source)
         wanted = model.positions if isinstance(model, LanguageModel) and context is None else context
         self.positions = source.positions(wanted)
@@ -93,7 +93,7 @@ class Engine(ModelText):
         if draft is not None and source.config.is_encoder:
             raise ConfigError(f"{source.path} is an encoder, which has no draft")
         other = None if draft is None or draft == LOOKUP else self._draft_source(draft, notify)
-        each = 4 * (source.config.kv_numbers + (0 if other is None else other.config.kv_numbers))  # f32
+        each = source.config.page_bytes + (0 if other is None else other.config.page_bytes)
         self._page_total = self._page_count(config.parse_bytes(kv_memory, "kv_memory"), PAGE * each)
         most = prefill_chunk + slots + (0 if draft is None else MOST_PROPOSED)  # tokens of a step
         self.program = paged_program(source, self.positions, most, options)
@@ -125,7 +125,7 @@ class Engine(ModelText):
         return f"<engine of {name}: {c.architecture}, {self.slots} slots, {pages} pages>"
 
     def _draft_source(self, draft: str | os.PathLike[str], notify: Callable[[str], None] | None) -> Source:
-        found = open_source(draft, notify).rounded(self.source.config.activations)
+        found = open_source(draft, notify).rounded(self.config.activations, self.config.kv)
         check_tokenizers(self.source, found)
         return found
 
@@ -187,8 +187,7 @@ class Engine(ModelText):
 
     def restore(self, path: str | os.PathLike[str], deliver: Deliver | None = None) -> Generation:
         """Continue a generation that `save` wrote: its pieces are those that follow. Else as `submit`."""
-        shapes = {name: self._state(name).shape[1:] for name in self._stream.states}
-        saved = read_saved(path, self._mark, shapes)
+        saved = read_saved(path, self._mark, {name: self._state(name) for name in self._stream.states})
         self._check((*saved.request.tokens, *saved.made), self.longest)
         return self._begin(saved.request, deliver, saved)
 
@@ -349,7 +348,10 @@ class Engine(ModelText):
 
     @cached_property
     def _mark(self) -> str:
-        return model_mark(self.source.tensors, self.program.lir.target, self.config.activations)
+        c = self.config
+        kept = {"activations": c.activations, "kv": c.kv}
+        rounded = [f"{name} {kind}" for name, kind in kept.items() if kind != "f32"]
+        return model_mark(self.source.tensors, self.program.lir.target, *rounded)
 
     def _snapshot(self, generation: Generation) -> Saved:
         now = self._scheduler

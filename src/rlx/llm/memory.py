@@ -9,7 +9,8 @@ from rlx.api.compile import plan
 from rlx.errors import BudgetError
 from rlx.ir.dtype import dtype
 from rlx.llm.batching.pages import PAGE, pages_for
-from rlx.llm.decoder import build
+from rlx.llm.decoder import build, build_paged
+from rlx.llm.draft import MOST
 from rlx.llm.encoders.graph import build_encoder
 from rlx.llm.encoders.texts import tokens_of_a_step
 from rlx.llm.source import AT_ONCE, Source
@@ -18,17 +19,21 @@ from rlx.llm.source import AT_ONCE, Source
 def memory_of(source: Source, context: int | None = None) -> Mapping[str, int]:
     """Bytes by what they are for; `activations` for a prompt of 512 tokens or the whole context."""
     positions = source.positions(context)
-    at_once = min(AT_ONCE, positions)
+    at_once, in_pages = min(AT_ONCE, positions), source.config.kv != "f32"
     if source.config.is_encoder:
-        pages, most = pages_for(positions), tokens_of_a_step(positions)
+        most = tokens_of_a_step(positions)
         lir = plan(build_encoder(source.config, source.tensors, positions, PAGE, most, values=False))
+    elif in_pages:
+        lir = plan(build_paged(source.config, source.tensors, positions, PAGE, MOST, values=False))
     else:
         lir = plan(build(source.config, source.tensors, positions, values=False))
 
     def planned(new: int) -> Mapping[str, int]:
         """Sizes of a step of so many tokens."""
         if source.config.is_encoder:
-            sizes = {"new": new, "features": new, "pages": pages, "slots": 1}
+            sizes = {"new": new, "features": new, "pages": pages_for(positions), "slots": 1}
+        elif in_pages:
+            sizes = {"new": new, "answers": 1, "features": 0, "pages": pages_for(positions), "slots": 1}
         else:
             sizes = {"past": positions - new, "new": new, "wanted": 1}
         return lir.planner.plan(sizes, sizes).sizes()
@@ -36,12 +41,13 @@ def memory_of(source: Source, context: int | None = None) -> Mapping[str, int]:
     def activations(new: int) -> int:
         return int(planned(new)["activation"])
 
+    of_one = source.config.kv_numbers * dtype(source.config.attention_dtype).itemsize
     sizes = planned(1)
     return {
         "file": source.tensors.nbytes,
         "weights": int(sizes["weight"]),
         "context": positions,
-        "kv_per_1000_tokens": 1000 * source.config.kv_numbers * dtype(source.config.attention_dtype).itemsize,
+        "kv_per_1000_tokens": 1000 * (source.config.page_bytes if in_pages else of_one),
         "kv": int(sizes["state"]),
         "activations": activations(at_once),
         "activations_of_one_token": activations(1),

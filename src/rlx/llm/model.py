@@ -13,7 +13,17 @@ from rlx.api.session import known, stored_program
 from rlx.errors import ConfigError, InputError
 from rlx.llm import late
 from rlx.llm.batching.program import paged_program
-from rlx.llm.draft import LOOKUP, MOST, CheckedConversation, Draft, Likeliest, Lookup, check_tokenizers, step
+from rlx.llm.draft import (
+    LOOKUP,
+    MOST,
+    CheckedConversation,
+    Draft,
+    Likeliest,
+    Lookup,
+    NoDraft,
+    check_tokenizers,
+    step,
+)
 from rlx.llm.encoders.texts import EncodedTexts, tokens_of_a_step
 from rlx.llm.sample import Sampler, Sampling, SamplingOptions, StopWords, log_softmax_at, perplexity_of
 from rlx.llm.schema import Guide
@@ -37,6 +47,7 @@ def load(
     *,
     draft: str | os.PathLike[str] | None = None,
     activations: str = "f32",
+    kv: str = "f32",
     context: int | None = None,
     memory_limit: int | str | None = None,
     notify: Callable[[str], None] | None = None,
@@ -55,6 +66,9 @@ def load(
     and queries, keys and values are bf16: much faster for prompts, and less precise (docs/llm.md has
     figures). The default, "f32", loses nothing.
 
+    With `kv` "i8", keys and values are rounded to 8 bits, with a scale for each token of a head: they take a
+    quarter of the memory.
+
     `draft` is a smaller model with the same tokenizer: it proposes tokens, which the model checks several at
     a time. "lookup" needs no model: it proposes what followed the same tokens earlier in the text. Tokens and
     bits are those of `rlx.llm.Engine`, whatever is proposed; `model.drafted` counts.
@@ -64,7 +78,7 @@ def load(
     >>> model.chat("What is the capital of France?")  # doctest: +SKIP
     'The capital of France is Paris.'
     """
-    source = open_source(path, notify).rounded(activations)
+    source = open_source(path, notify).rounded(activations, kv)
     positions = source.positions(context)
     others = [known(other) for other in source.others]
     if source.config.is_encoder:
@@ -77,6 +91,9 @@ def load(
         return _load_checked(source, draft, positions, notify, options)
     if memory_limit is not None:
         options["weight_budget"] = late.weight_budget(source, positions, memory_limit)
+    if kv != "f32":
+        program = paged_program(source, positions, MOST, options)
+        return LanguageModel(source, program, positions, CheckedConversation(program, positions, NoDraft()))
     program = stored_program(
         known(source.path),
         {**options},
@@ -104,11 +121,11 @@ def _load_checked(
     """A model that checks what a draft proposes."""
     proposes: Draft = Lookup()
     if draft != LOOKUP:
-        activations = source.config.activations
+        activations, kv = source.config.activations, source.config.kv
         other = open_source(draft, notify).rounded(activations)
         check_tokenizers(source, other)
         at_most = min(positions, other.config.context)
-        small = load(draft, activations=activations, context=at_most, **options)
+        small = load(draft, activations=activations, kv=kv, context=at_most, **options)
         vocabulary = source.tensors["token_embd.weight"].shape[0]
         proposes = Likeliest(small.state, vocabulary)
     program = paged_program(source, positions, MOST, options)
@@ -136,6 +153,7 @@ class LanguageModel(ModelText):
     def __repr__(self) -> str:
         c = self.config
         rounded = ", i8 activations" if c.activations == "i8" else ""
+        rounded += ", i8 keys and values" if c.kv == "i8" else ""
         about = f"{c.architecture}, {c.layers} layers of {c.width}{rounded}"
         return f"<language model {self.source.path.name}: {about}>"
 

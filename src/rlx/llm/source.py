@@ -49,12 +49,20 @@ class Source:
         self.pooling, self.usual = pooling, _POSITIONS if usual is None else usual
         self._tokenizer, self._template = tokenizer, template
 
-    def rounded(self, activations: str) -> Source:
-        """The same model, whose matmuls with weights of 4 and 8 bits take rows in f32, or rounded ("i8")."""
-        if activations not in ACTIVATIONS:
-            raise ConfigError(f"activations is {activations!r}; use {' or '.join(map(repr, ACTIVATIONS))}")
+    def rounded(self, activations: str | None = None, kv: str | None = None) -> Source:
+        """The same model, whose matmuls with weights of 4 and 8 bits take rows in f32, or rounded ("i8"), and
+        whose pages have keys and values in f32, or rounded. None leaves that as it is.
+        """
+        old = self.config
+        activations = old.activations if activations is None else activations
+        kv = old.kv if kv is None else kv
+        for name, value in (("activations", activations), ("kv", kv)):
+            if value not in ACTIVATIONS:
+                raise ConfigError(f"{name} is {value!r}; use {' or '.join(map(repr, ACTIVATIONS))}")
+        if kv != "f32" and old.is_encoder:
+            raise ConfigError(f"{self.path} is an encoder, which keeps no keys and values; leave out kv")
         made = copy.copy(self)
-        made.config = replace(self.config, activations=activations)
+        made.config = replace(old, activations=activations, kv=kv)
         return made
 
     def positions(self, context: int | None) -> int:

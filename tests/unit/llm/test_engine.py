@@ -21,6 +21,8 @@ from rlx.llm.batching.sequence import Answer
 
 MODEL = {**tiny.CONFIGS["llama"], "max_position_embeddings": 512}
 BYTES = PAGE * 3 * 2 * 2 * 16 * 4  # of a page: layers, keys and values, heads, features, f32
+I8_BYTES = PAGE * 3 * 2 * 2 * (16 + 4)
+TEXT = {"type": "string", "minLength": 60}
 Logits = dict[int, list[bytes]]
 
 
@@ -146,10 +148,12 @@ def test_prefixes_give_way_to_others(folder: Path, logits: Logits) -> None:
     assert stats["pages_used"] == 0 and stats["pages_cached"] + stats["pages_free"] == 7
 
 
-@pytest.mark.parametrize("after", [1, 40])
-@pytest.mark.parametrize("schema", [None, {"type": "string", "minLength": 60}])
+@pytest.mark.parametrize(
+    ("after", "schema", "kv"),
+    [(1, None, "f32"), (40, None, "i8"), (40, None, "f32"), (1, TEXT, "f32"), (40, TEXT, "i8")],
+)
 def test_a_generation_continues_from_a_file_with_the_same_bits(
-    folder: Path, logits: Logits, tmp_path: Path, after: int, schema: dict[str, object] | None
+    folder: Path, logits: Logits, tmp_path: Path, after: int, schema: dict[str, object] | None, kv: str
 ) -> None:
     (long,) = random_requests(31, 1, shared=100)
     request = Request(long.tokens, 80, Sampling(temperature=5.0, seed=3), ("never said",), schema)
@@ -160,7 +164,7 @@ def test_a_generation_continues_from_a_file_with_the_same_bits(
         if len(pieces) == after:
             engine.save(whole, file)
 
-    with Engine(folder, threads=1) as engine:
+    with Engine(folder, threads=1, kv=kv) as engine:
         ready = threading.Event()
         whole = engine.submit(request, lambda piece: (ready.wait(), deliver(piece))[1])
         ready.set()
@@ -171,12 +175,13 @@ def test_a_generation_continues_from_a_file_with_the_same_bits(
         assert again.cached_tokens >= 128, "its pages are known here"
         with pytest.raises(InputError, match="has ended"):
             engine.save(whole, file)
-    with Engine(folder, threads=2) as other:
+    with Engine(folder, threads=2, kv=kv) as other:
         elsewhere = other.restore(file)
         assert elsewhere.text == "".join(p.text for p in pieces[after:] if p)
         assert other.stats()["computed_tokens"] == elsewhere.completion_tokens - after, "nothing again"
         assert elsewhere.completion_tokens == whole.completion_tokens
-    with Engine(folder, threads=1, kv_memory=4 * BYTES) as small:
+    with Engine(folder, threads=1, kv_memory=4 * (BYTES if kv == "f32" else I8_BYTES), kv=kv) as small:
+        assert small.stats()["pages"] == 4
         running = small.submit(Request((5, 6), 100, Sampling(temperature=30.0)))
         assert small.restore(file).text == "".join(p.text for p in pieces[after:] if p), "with preemption"
         running.wait()

@@ -10,7 +10,7 @@ import pytest
 import rlx
 from machines import executable, on_targets
 from rlx import ops
-from rlx.errors import KernelError
+from rlx.errors import DTypeError, KernelError, ShapeError, TypeMismatchError
 from rlx.reference.interpreter import evaluate
 from rlx.runtime.program import CompiledProgram
 
@@ -26,14 +26,17 @@ SHAPES = {  # heads, heads of keys, depth, depth of values
 Feed = dict[str, np.ndarray]
 
 
-def graph(shape: tuple[int, int, int, int], **attrs: Any) -> rlx.Graph:
+def graph(shape: tuple[int, int, int, int], coded: bool = False, **attrs: Any) -> rlx.Graph:
     heads, kv_heads, depth, value_depth = shape
-    g = rlx.Graph("paged")
+    g, stored = rlx.Graph("paged"), "i8" if coded else "f32"
     q = g.input("q", ("tokens", heads, depth), "f32")
-    k = g.input("k", ("pages", kv_heads, depth, PAGE), "f32")
-    v = g.input("v", ("pages", kv_heads, PAGE, value_depth), "f32")
+    k = g.input("k", ("pages", kv_heads, depth, PAGE), stored)
+    v = g.input("v", ("pages", kv_heads, PAGE, value_depth), stored)
     table = g.input("table", ("slots", "width"), "i64")
     slots, lengths = (g.input(name, ("tokens",), "i64") for name in ("slots", "lengths"))
+    if coded:
+        for name, inner in (("k_scales", (1, PAGE)), ("v_scales", (PAGE, 1))):
+            attrs[name] = g.input(name, ("pages", kv_heads, *inner), "f32")
     g.output("y", ops.paged_attention(q, k, v, table, slots, lengths, **attrs))
     return g
 
@@ -61,6 +64,15 @@ def random_batch(shape: tuple[int, int, int, int], seed: int, tokens: int = 40, 
         "slots": np.array(own),
         "lengths": np.array(lengths),
     }
+
+
+def as_codes(feed: Feed) -> Feed:
+    """The same with keys and values of 8 bits."""
+    rng = np.random.default_rng(6)
+    scales = {"k_scales": feed["k"][:, :, :1], "v_scales": feed["v"][..., :1]}
+    drawn = {name: rng.uniform(0.005, 0.02, like.shape).astype(np.float32) for name, like in scales.items()}
+    codes = {name: rng.integers(-127, 128, feed[name].shape).astype(np.int8) for name in ("k", "v")}
+    return {**feed, **codes, **drawn}
 
 
 def rows_of(feed: Feed, which: np.ndarray | slice) -> Feed:
@@ -97,7 +109,9 @@ def _other_pages(feed: Feed) -> Feed:
     rng = np.random.default_rng(2)
     pages, slots = rng.permutation(len(feed["k"])), rng.permutation(len(feed["table"]))
     back, table = np.argsort(pages), np.empty_like(feed["table"])
-    k, v = feed["k"][pages], feed["v"][pages]
+    names = ("k_scales", "v_scales") if "k_scales" in feed else ("k", "v")  # codes have no NaN
+    moved = {name: feed[name][pages] for name in ("k", "v", *names)}
+    k, v = (moved[name] for name in names)
     table[slots] = back[feed["table"]]
     most = np.zeros(len(slots), int)
     np.maximum.at(most, feed["slots"], feed["lengths"])
@@ -108,7 +122,47 @@ def _other_pages(feed: Feed) -> Feed:
         table[slots[slot], -(-length // PAGE) :] = 1 << 40
     unused = np.setdiff1d(np.arange(len(pages)), back[feed["table"]])
     k[unused], v[unused] = np.nan, np.nan
-    return {**feed, "k": k, "v": v, "table": table, "slots": slots[feed["slots"]]}
+    return {**feed, **moved, "table": table, "slots": slots[feed["slots"]]}
+
+
+@on_targets(executable())
+@pytest.mark.parametrize("attrs", [{}, {"window": 70, "softcap": 1.5}], ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+def test_codes_with_scales(name: str, attrs: dict[str, Any], target: Any) -> None:
+    shape = SHAPES[name]
+    g = graph(shape, coded=True, **attrs)
+    programs = [rlx.compile(g, target=target.name, threads=n) for n in (1, 2)]
+    assert not programs[0].stats["host_thunks"]
+    feed = as_codes(random_batch(shape, len(name)))
+    found = bits(programs[0], feed)
+    np.testing.assert_allclose(found.view(np.float32), evaluate(g, feed)["y"], rtol=2e-5, atol=2e-6)
+    numbers = {x: feed[x] * feed[f"{x}_scales"] for x in "kv"}
+    same = {x: feed[x] for x in ("q", "table", "slots", "lengths")}
+    plain = evaluate(graph(shape, **attrs), {**same, **numbers})["y"]
+    np.testing.assert_allclose(found.view(np.float32), plain, rtol=2e-5, atol=2e-6)
+    order = np.random.default_rng(1).permutation(len(found))
+    np.testing.assert_array_equal(bits(programs[1], rows_of(feed, order)), found[order], "order, threads")
+    for i in order[:8]:
+        np.testing.assert_array_equal(bits(programs[1], rows_of(feed, slice(i, i + 1))), found[i : i + 1])
+    np.testing.assert_array_equal(bits(programs[0], _other_pages(feed)), found, "pages and slots")
+
+
+def test_codes_without_what_they_need_are_refused() -> None:
+    feed = as_codes(random_batch(SHAPES["groups of 3"], 3))
+    k_scales, v_scales = feed.pop("k_scales"), feed.pop("v_scales")
+    operands = tuple(feed.values())
+    with pytest.raises(TypeMismatchError, match="takes 8 or 9 operands, got 6"):
+        ops.paged_attention(*operands)
+    with pytest.raises(DTypeError, match=r"scales of values .* are not f32"):
+        ops.paged_attention(*operands, k_scales=k_scales, v_scales=v_scales.astype(np.float64))
+    with pytest.raises(ShapeError, match=r"scales of keys .* must be f32\[23,3,1,64\]"):
+        ops.paged_attention(*operands, k_scales=v_scales, v_scales=v_scales)
+    with pytest.raises(TypeMismatchError):
+        ops.paged_attention(
+            *(x.astype(np.float32) if x.dtype == np.int8 else x for x in operands),
+            k_scales=k_scales,
+            v_scales=v_scales,
+        )
 
 
 @on_targets(executable("x86-64-v4", "x86-64-v3", "x86-64"))

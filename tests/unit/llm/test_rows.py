@@ -27,7 +27,7 @@ FOLDERS = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
 def program_of(
-    kind: str, config: dict[str, Any], folder: Path, target: str, activations: str = "f32"
+    kind: str, config: dict[str, Any], folder: Path, target: str, activations: str = "f32", kv: str = "f32"
 ) -> CompiledProgram:
     weights = tiny.random_weights(config)
     if kind in FOLDERS:
@@ -37,7 +37,7 @@ def program_of(
         tiny.write_gguf(folder / "model.gguf", config, weights, kind)
         file = open_gguf(folder / "model.gguf")
         about, tensors = configs.from_gguf(file), file.tensors
-    about = replace(about, activations=activations)
+    about = replace(about, activations=activations, kv=kv)
     return rlx.compile(build_paged(about, tensors, 64, 64, 50), target=target, threads=1)
 
 
@@ -67,6 +67,16 @@ def check(program: CompiledProgram) -> None:
 def test_weights(kind: str, tmp_path: Path, target: Any) -> None:
     config = {**tiny.CONFIGS["llama"], "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
     check(program_of(kind, config, tmp_path, target.name))
+
+
+@on_targets(executable())
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_rounded_keys_and_values(name: str, tmp_path: Path, target: Any) -> None:
+    program = program_of("f32", tiny.CONFIGS[name], tmp_path, target.name, kv="i8")
+    check(program)
+    lossless = in_parts(program_of("f32", tiny.CONFIGS[name], tmp_path, target.name), [COUNT])[0]
+    rounded, wanted = in_parts(program, [COUNT])[0].view(np.float32), lossless.view(np.float32)
+    assert 0 < np.abs(rounded - wanted).max() / np.abs(wanted).max() < 0.05
 
 
 @on_targets(executable())

@@ -123,6 +123,25 @@ def attention(d: Draw) -> object:
     return d.emit(f"ops.attention({q}, {k}, {v}{more})")
 
 
+def paged_attention(d: Draw) -> object:
+    """Keys and values in pages: numbers, or codes of 8 bits with scales."""
+    kind = d.main if d.main not in INTS else "f32"
+    tokens, kv_heads, page, pages = d.size(), d.choose((1, 2)), d.choose((4, 8, 24)), 3
+    heads, depth, width = kv_heads * d.choose((1, 3, 4)), d.choose((4, 9, 16)), d.choose((4, 16, 17))
+    coded = d.chance(0.5)
+    stored, values = ("i8", Values(-127, 127)) if coded else (kind, Values())
+    q = d.input(kind, [tokens, heads, depth], Values())
+    k, v = (d.input(stored, [pages, kv_heads, *own], values) for own in ([depth, page], [page, width]))
+    table, slots = d.input("i64", [2, 2], Values(0, pages - 1)), d.input("i64", [tokens], Values(0, 1))
+    more = f", window={d.choose((0, 3, page))}" if d.chance(0.3) else ""
+    if coded:
+        small = Values(0.001, 0.02)
+        for name, own in (("k", [1, page]), ("v", [page, 1])):
+            more += f", {name}_scales={d.input('f32', [pages, kv_heads, *own], small)}"
+    lengths = d.input("i64", [tokens], Values(0, 2 * page))
+    return d.emit(f"ops.paged_attention({q}, {k}, {v}, {table}, {slots}, {lengths}{more})")
+
+
 def cell(d: Draw) -> object:
     x = d.floating(3, 3)
     _, _, width = d.shape(x)
@@ -154,6 +173,7 @@ LAYERS: tuple[tuple[float, Callable[[Draw], object]], ...] = (
     (0.6, pool),
     (0.4, channel_norm),
     (0.7, attention),
+    (0.2, paged_attention),
     (0.3, cell),
     (0.2, rotate),
 )

@@ -25,7 +25,7 @@ def paged_program(source: Source, positions: int, most: int, options: LoadOption
         return made, [known(other) for other in source.others]
 
     kind, rounded = "encoder" if is_encoder else "paged_decoder", source.config.activations
-    key = {kind: positions, "page": PAGE, "most": most, "activations": rounded}
+    key = {kind: positions, "page": PAGE, "most": most, "activations": rounded, "kv": source.config.kv}
     program = stored_program(known(source.path), {**options}, key, graph)
     source.tensors.check()
     return program

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import asdict
 
@@ -37,11 +38,12 @@ class Saved:
     states: dict[str, np.ndarray]
 
 
-def model_mark(tensors: Tensors, target: str, activations: str = "f32") -> str:
-    """What tells one model from another, and machines whose bits differ; it reads little of each tensor."""
+def model_mark(tensors: Tensors, target: str, *rounded: str) -> str:
+    """What tells one model from another, and machines whose bits differ; it reads little of each tensor.
+    `rounded` says what is not f32.
+    """
     digest = hashlib.sha256(f"{target} {_KEYS}".encode())
-    if activations != "f32":
-        digest.update(activations.encode())
+    digest.update(" ".join(rounded).encode())
     for name, entry in sorted(tensors.entries.items()):
         data = entry.source.bytes[entry.offset : entry.offset + entry.nbytes]
         digest.update(f"{name} {entry.shape} {entry.format.name}".encode())
@@ -65,13 +67,13 @@ def write_saved(path: str | os.PathLike[str], saved: Saved) -> None:
         with replacing(path) as file:
             file.write(json.dumps(head).encode() + b"\n")
             for value in saved.states.values():
-                file.write(np.ascontiguousarray(value, "<f4").tobytes())
+                file.write(np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes())
     except OSError as error:
         raise FormatError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
 
 
-def read_saved(path: str | os.PathLike[str], model: str, shapes: dict[str, tuple[int, ...]]) -> Saved:
-    """What a file holds, which must be of this model, with pages of these shapes."""
+def read_saved(path: str | os.PathLike[str], model: str, pools: dict[str, np.ndarray]) -> Saved:
+    """What a file holds, which must be of this model, with pages as those of the pools."""
     with file_boundary(path, "saved generation"):
         data = read_plain(path)
         line, _, rest = data.partition(b"\n")
@@ -89,12 +91,11 @@ def read_saved(path: str | os.PathLike[str], model: str, shapes: dict[str, tuple
         request, made, computed = Request(**asked), tuple(map(int, head["made"])), int(head["computed"])
         if not 0 <= computed < len(request.tokens) + len(made):
             raise ValueError(f"{computed} of its tokens cannot be computed")
-        pages = {name: (pages_for(computed), *shape) for name, shape in shapes.items()}
-        if len(rest) != 4 * sum(int(np.prod(shape)) for shape in pages.values()):
+        count, states, at = pages_for(computed), {}, 0
+        if len(rest) != sum(count * math.prod(p.shape[1:]) * p.itemsize for p in pools.values()):
             raise ValueError("its keys and values have another size than its tokens need")
-        states, at = {}, 0
-        for name, shape in pages.items():
-            count = int(np.prod(shape))
-            states[name] = np.frombuffer(rest, "<f4", count, at).reshape(shape)
-            at += 4 * count
+        for name, pool in pools.items():
+            shape, kind = (count, *pool.shape[1:]), pool.dtype.newbyteorder("<")
+            states[name] = np.frombuffer(rest, kind, math.prod(shape), at).reshape(shape)
+            at += states[name].nbytes
         return Saved(model, request, made, dict(head["random"]), computed, states)

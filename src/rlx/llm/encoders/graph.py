@@ -60,9 +60,9 @@ class _Encoder(PagedDecoder):
         x = self.norm(x + self.attend(x, i), f"blk.{i}.attn_output_norm")
         return self.norm(x + self.mlp(x, i), f"blk.{i}.layer_output_norm")
 
-    def written(self, name: str, shape: tuple[str | int, ...], rows: Node, axis: int) -> Node:
+    def written(self, name: str, rows: Node, axis: int) -> Node:
         kind = name[0]
-        before = self.pools[kind] if kind in self.pools else self.graph.state(kind, shape, "f32")
+        before = self.pools[kind] if kind in self.pools else self.pool(kind, rows, axis)
         pool: Node = ops.write_pages(before, rows, self.places, axis=axis)
         self.pools[kind] = pool
         return pool

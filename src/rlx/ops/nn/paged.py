@@ -3,12 +3,14 @@
 A page holds the keys or values of a few neighbouring positions of one sequence; a table says which pages a
 sequence has. So sequences of any lengths share a pool of pages. Keys are stored with positions innermost,
 [pages, heads, features, positions], values with features innermost, [pages, heads, positions, features]: both
-are read in vectors.
+are read in vectors. Codes of 8 bits have a scale for each position of a head, in arrays of the same axes
+with one feature.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from rlx.errors import DTypeError, OpAttributeError, ShapeError, TypeMismatchErr
 from rlx.ir.assume import require_equal, require_shape
 from rlx.ir.attr import Attr, integer, optional, real
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import F32, I64
+from rlx.ir.dtype import F32, I8, I64
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.operand import Operand, Tensor, of_one
@@ -46,6 +48,8 @@ from rlx.ops.rules import (
     widen,
 )
 
+M = TypeVar("M")
+
 
 def _within(what: str, index: np.ndarray, extent: int) -> np.ndarray:
     """Indices of an axis; one outside of it is refused, negative ones too."""
@@ -64,10 +68,25 @@ def _number(d: Dim) -> Dim | Node:
     return d if isinstance(d, int) else dim_value(d)
 
 
+def _apart(keys: object, more: Sequence[M]) -> tuple[Sequence[M], Sequence[M]]:
+    """Operands after the lengths: scales of keys and values, which codes have, and sinks."""
+    count = 2 if keys == I8.np else 0
+    return more[:count], more[count:]
+
+
+def _decoded(pages: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
+    wide = pages.astype(np.float64)
+    return wide if scales is None else wide * scales
+
+
 def _attend(
     q: np.ndarray, k_pages: np.ndarray, v_pages: np.ndarray, table: np.ndarray, slots: np.ndarray,
-    lengths: np.ndarray, *sinks: np.ndarray, scale: float | None, softcap: float, window: int,
+    lengths: np.ndarray, *more: np.ndarray, scale: float | None, softcap: float, window: int,
 ) -> np.ndarray:  # fmt: skip
+    scales, sinks = _apart(k_pages.dtype, more)
+    k_pages, v_pages = (
+        _decoded(p, f) for p, f in zip((k_pages, v_pages), scales or (None, None), strict=True)
+    )
     pages, kv_heads, depth, page = k_pages.shape
     tokens, heads, _ = q.shape
     by_token = np.broadcast_to(sinks[0].astype(np.float64) if sinks else -np.inf, (tokens, heads))
@@ -82,8 +101,8 @@ def _attend(
         own = _within("paged_attention: page", table[slots[t], first : -(-end // max(page, 1))], pages)
         if start >= end or kv_heads == 0:
             continue
-        k = np.concatenate(list(k_pages[own].astype(np.float64)), axis=-1)  # [kv heads, depth, keys]
-        v = np.concatenate(list(v_pages[own].astype(np.float64)), axis=-2)  # [kv heads, keys, value depth]
+        k = np.concatenate(list(k_pages[own]), axis=-1)  # [kv heads, depth, keys]
+        v = np.concatenate(list(v_pages[own]), axis=-2)  # [kv heads, keys, value depth]
         seen = slice(start - first * page, end - first * page)
         queries = q[t].astype(np.float64).reshape(kv_heads, -1, depth)
         scores = np.matmul(queries, k[..., seen]) * factor
@@ -106,8 +125,9 @@ class _paged_attention(Op):
     depth]. Row `slots[t]` of the table has the pages of token t's sequence, in order; the token sees its
     first `lengths[t]` keys, and of these, with a `window`, only the last window + 1. A page, slot or length
     out of range is an error when the program runs; entries of the table that no length reaches are not read.
-    A seventh operand, sinks [heads] or [tokens, heads], has scores that take their share of the softmax and
-    give no value.
+    A last operand, sinks [heads] or [tokens, heads], has scores that take their share of the softmax and
+    give no value. Pages of i8 are codes, to be multiplied by scales: those of keys, [pages, kv heads, 1,
+    page], and of values, [pages, kv heads, page, 1], follow the lengths.
 
     Keys are taken in ascending order whatever their pages: the bits of a token depend on its own query, keys
     and values alone, not on other tokens, on numbers of pages and slots, or on threads.
@@ -124,10 +144,15 @@ class _paged_attention(Op):
 
     def infer(
         self, q: TensorType, k_pages: TensorType, v_pages: TensorType, table: TensorType, slots: TensorType,
-        lengths: TensorType, *sinks: TensorType, scale: float | None, softcap: float, window: int,
+        lengths: TensorType, *more: TensorType, scale: float | None, softcap: float, window: int,
     ) -> TensorType:  # fmt: skip
-        if len(sinks) > 1:
-            raise TypeMismatchError(f"paged_attention: takes 6 or 7 operands, got {6 + len(sinks)}")
+        scales, sinks = _apart(k_pages.dtype.np, more)
+        coded = k_pages.dtype is I8
+        if len(sinks) > 1 or (coded and len(scales) < 2):
+            least = 8 if coded else 6
+            raise TypeMismatchError(
+                f"paged_attention: takes {least} or {least + 1} operands, got {6 + len(more)}"
+            )
         if window < UNBOUNDED:
             raise OpAttributeError(f"paged_attention: window {window} is negative; -1 means no limit")
         if softcap < 0:
@@ -140,10 +165,13 @@ class _paged_attention(Op):
             ("slots", slots, "tokens"),
             ("lengths", lengths, "tokens"),
         ):
-            need_dtype(self.name, t, is_integer if what in ("table", "slots", "lengths") else is_real_float)
+            known = is_real_float
+            if what in ("table", "slots", "lengths") or (coded and t is not q):
+                known = is_integer
+            need_dtype(self.name, t, known)
             if t.rank != shape.count(",") + 1:
                 raise ShapeError(f"paged_attention: {what} {t} is not [{shape}]")
-        same_dtype(self.name, (q, k_pages, v_pages))
+        same_dtype(self.name, (k_pages, v_pages) if coded else (q, k_pages, v_pages))
         for axis, other, what in ((0, 0, "pages"), (1, 1, "heads"), (3, 2, "positions of a page")):
             told = f"paged_attention: k_pages {k_pages} and v_pages {v_pages} differ in {what}"
             require_equal(k_pages.shape[axis], v_pages.shape[other], told)
@@ -152,6 +180,14 @@ class _paged_attention(Op):
         for what, t in (("slots", slots), ("lengths", lengths)):
             told = f"paged_attention: {what} {t} needs one number for each token of q {q}"
             require_equal(q.shape[0], t.shape[0], told)
+        for what, found, pages, axis in zip(
+            ("keys", "values"), scales, (k_pages, v_pages), (2, 3), strict=False
+        ):
+            if found.dtype is not F32:
+                raise DTypeError(f"paged_attention: scales of {what} {found} are not f32; cast them")
+            need = tuple(1 if i == axis else n for i, n in enumerate(pages.shape))
+            told = f"paged_attention: scales of {what} {found} must be {TensorType(F32, need)} for {pages}"
+            require_shape(found.shape, need, told)
         for sink in sinks:
             if sink.dtype not in (q.dtype, F32):
                 raise DTypeError(f"paged_attention: sinks {sink} are not of the dtype of q {q}; cast them")
@@ -170,9 +206,13 @@ class _paged_attention(Op):
 
     def vjp(
         self, g: Node, y: Node, q: Node, k_pages: Node, v_pages: Node, table: Node, slots: Node,
-        lengths: Node, *sinks: Node, scale: float | None, softcap: float, window: int,
+        lengths: Node, *more: Node, scale: float | None, softcap: float, window: int,
     ) -> list[Node | None]:  # fmt: skip
         """By gathering the keys and values of every token."""
+        scales, sinks = _apart(k_pages.dtype.np, more)
+        codes = [cast(pages, dtype=F32) for pages in (k_pages, v_pages)] if scales else []
+        if scales:
+            k_pages, v_pages = (code * factor for code, factor in zip(codes, scales, strict=True))
         few, page, width = k_pages.shape[1], k_pages.shape[3], table.shape[1]
         tokens, heads, depth = q.shape
         keys = width * page
@@ -221,8 +261,12 @@ class _paged_attention(Op):
 
         found = [dq, in_pages(dk, k_pages, (0, 2, 1, 4, 3)), in_pages(dv, v_pages, (0, 2, 1, 3, 4))]
         own = (q, k_pages, v_pages)
-        slopes: list[Node | None] = [cast(d, dtype=x.dtype) for d, x in zip(found, own, strict=True)]
-        slopes += [None, None, None]
+        by_operand = [cast(d, dtype=x.dtype) for d, x in zip(found, own, strict=True)]
+        slopes: list[Node | None] = [*by_operand, None, None, None]
+        if scales:  # codes are integers: what they multiply has slopes
+            by_code = zip(by_operand[1:], codes, (2, 3), strict=True)
+            slopes += [sum_of(d * code, axis=axis, keepdims=True) for d, code, axis in by_code]
+            slopes[1:3] = None, None
         if sinks:  # its weight is what is missing of 1; a token that sees nothing has no weights at all
             share = where(
                 reshape(ends > 0, (tokens, 1, 1, 1)), 1.0 - sum_of(weights, axis=-1, keepdims=True), 0.0
@@ -234,11 +278,12 @@ class _paged_attention(Op):
 
     def batch(self, flags: Sequence[bool], *operands: Node, **attrs: object) -> Node:
         """Batches are more tokens, pages and slots; what is out of range stays so."""
-        q, k, v, table, slots, lengths, *sinks = lift_all(flags, operands)
+        q, k, v, table, slots, lengths, *more = lift_all(flags, operands)
+        scales, sinks = _apart(k.dtype.np, more)
         batches, pages, many = q.shape[0], k.shape[1], table.shape[1]
         table = batched_places(table, pages, batches)
         slots = batched_places(slots, many, batches)
-        own = []
+        own = [*scales]
         for sink in sinks:
             by_token = sink if sink.rank == 3 else reshape(sink, (batches, 1, sink.shape[1]))
             own.append(broadcast_to(by_token, q.shape[:3]))
@@ -271,6 +316,14 @@ class _paged_attention(Op):
             places = [x if isinstance(x, Arg) else np.asarray(x) for x in (table, slots, lengths)]
             return Sample((*pages, *places, *map(Arg, sinks)), attrs, grad=grad)
 
+        def coded(
+            q: str, k: str, v: str, scales: tuple[str, str], *sinks: str, grad: bool = True, **attrs: object
+        ) -> Sample:
+            pages = (Arg(q), Arg(f"i8{k}", -127, 127), Arg(f"i8{v}", -127, 127))
+            factors = (Arg(f"f32{factor}", 0.001, 0.01) for factor in scales)
+            places = (two, np.array([0, 1, 0]), np.array([5, 8, 1]))
+            return Sample((*pages, *places, *factors, *map(Arg, sinks)), attrs, grad=grad)
+
         return [
             one("[3,2,4]", "[4,2,4,4]", "[4,2,4,4]", two, [0, 1, 0], [5, 8, 1]),
             one("[3,4,3]", "[5,2,3,2]", "[5,2,2,7]", odd, [1, 0, 1], np.array([4, 6, 3], np.int32)),
@@ -290,6 +343,11 @@ class _paged_attention(Op):
                 window=2, softcap=0.7),
             one("[3,4,8]", "[4,2,8,4]", "[4,2,4,8]", two, [0, 1, 0], [0, 8, 1], "f16[4]",
                 kind="f16", grad=False),
+            coded("f32[3,2,4]", "[4,2,4,4]", "[4,2,4,4]", ("[4,2,1,4]", "[4,2,4,1]")),
+            coded("f32[3,6,33]", "[4,2,33,4]", "[4,2,4,17]", ("[4,2,1,4]", "[4,2,4,1]"), "f32[6]", window=2),
+            coded("f32[3,2,16]", "[4,1,16,4]", "[4,1,4,32]", ("[4,1,1,4]", "[4,1,4,1]"), softcap=0.7,
+                  scale=0.3),
+            coded("bf16[3,2,8]", "[4,2,8,4]", "[4,2,4,8]", ("[4,2,1,4]", "[4,2,4,1]"), grad=False),
         ]  # fmt: skip
 
 
@@ -311,7 +369,8 @@ def batched_places(places: Node, extent: Dim, batches: Dim) -> Node:
 @of_one
 def paged_attention(
     q: Operand, k_pages: Operand, v_pages: Operand, table: Operand, slots: Operand, lengths: Operand, *,
-    sinks: Operand | None = None, scale: float | None = None, softcap: float = 0.0, window: int = UNBOUNDED,
+    k_scales: Operand | None = None, v_scales: Operand | None = None, sinks: Operand | None = None,
+    scale: float | None = None, softcap: float = 0.0, window: int = UNBOUNDED,
 ) -> Tensor:  # fmt: skip
     """Attention of tokens [tokens, heads, depth] to keys and values in pages of their sequences.
 
@@ -320,6 +379,9 @@ def paged_attention(
     `window` only the last window + 1 of these. `scale` is 1 / sqrt(depth) unless given, `softcap` and `sinks`
     are as in `attention`. A token's bits depend on its own query and sequence alone.
 
+    Keys and values of i8 are codes, with `k_scales` [pages, kv heads, 1, page] and `v_scales` [pages, kv
+    heads, page, 1].
+
     >>> v = np.arange(8.0).reshape(2, 1, 4, 1)  # two pages of four positions
     >>> k, q = np.zeros((2, 1, 3, 4)), np.zeros((2, 1, 3))
     >>> paged_attention(q, k, v, [[1, 0]], [0, 0], [3, 5]).ravel()
@@ -327,7 +389,14 @@ def paged_attention(
     """
     places = (as_indices(x) for x in (table, slots, lengths))
     return _paged_attention(
-        q, k_pages, v_pages, *places, *given(sinks), scale=scale, softcap=softcap, window=window
+        q,
+        k_pages,
+        v_pages,
+        *places,
+        *given(k_scales, v_scales, sinks),
+        scale=scale,
+        softcap=softcap,
+        window=window,
     )
 
 

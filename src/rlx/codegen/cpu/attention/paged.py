@@ -5,31 +5,41 @@ A page is a tile. Keys have positions innermost and values features innermost, s
 with i ascending: features for scores, positions for results. The softmax runs between them, page by page.
 Every output has one order of operations, set by its own position and keys alone: how many rows share a tile
 changes what is loaded, not what is added. Positions that a row does not see take no part in its results, not
-even with a weight of 0.
+even with a weight of 0. Codes are converted where they are loaded; a score is multiplied by the scale of its
+key, a weight by that of its value.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, cast
 
 from rlx.codegen.cpu.attention.block import narrowed
+from rlx.codegen.cpu.attention.page import (
+    HIDDEN,
+    K_SCALES,
+    LENGTHS,
+    LOG2E,
+    SLOTS,
+    TABLE,
+    V_SCALES,
+    K,
+    Q,
+    V,
+    attend_codes,
+    attend_page,
+)
 from rlx.codegen.cpu.expression import ERROR_INDEX
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, kernel
 from rlx.codegen.cpu.primitives import MEMORY
 from rlx.codegen.native import vmath
 from rlx.codegen.native.irtypes import vector
-from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.notation import inline
 from rlx.codegen.native.words import (
     Int,
     Word,
-    broadcast,
     builder,
-    byte_at,
     call,
     ceildiv,
-    fma,
-    fmax,
     fpext,
     gather,
     gep,
@@ -42,12 +52,11 @@ from rlx.codegen.native.words import (
     loop,
     masked_load,
     masked_store,
-    prefetch,
     ptr,
-    reduce,
     reduce_add,
     select,
     sext,
+    sitofp,
     splat,
     store,
     udiv,
@@ -64,29 +73,15 @@ if TYPE_CHECKING:
 FLOATS = ("f32", "bf16", "f16")
 MOST_ROWS = 8  # of a tile
 MOST_DEPTH = 512  # features of a head
-LINE = 64  # bytes of a cache line
-LOG2E = math.log2(math.e)
-HIDDEN = -math.inf
-Q, K, V, TABLE, SLOTS, LENGTHS, SINKS = range(7)
 
 
 @kernel
 def emit_paged_attention(frame: KernelFrame, form: Template) -> EmittedKernel:
     """Write the kernel: every thread takes tokens of any heads."""
-    return _Paged(frame, form).emit()
+    return Paged(frame, form).emit()
 
 
-def _parts(count: int, most: int) -> list[range]:
-    """range(count) in as few parts of at most `most` as there can be, about equal.
-
-    >>> _parts(8, 3)
-    [range(0, 2), range(2, 5), range(5, 8)]
-    """
-    parts = -(-count // most)
-    return [range(i * count // parts, (i + 1) * count // parts) for i in range(parts)]
-
-
-class _Paged:
+class Paged:
     """A kernel under construction."""
 
     def __init__(self, frame: KernelFrame, form: Template) -> None:
@@ -106,7 +101,9 @@ class _Paged:
         self.group = heads // kv_heads
         self.block = max(n for n in range(1, MOST_ROWS + 1) if self.group % n == 0)  # heads of a tile
         self.together = MOST_ROWS // self.block  # tokens of one sequence that share a tile
-        self.element, self.o_element = MEMORY[dtype], MEMORY[frame.outputs[0].dtype.name]
+        self.o_element = MEMORY[frame.outputs[0].dtype.name]
+        self.coded = frame.inputs[K].dtype.name == "i8"
+        self.sinks = V_SCALES + 1 if self.coded else K_SCALES  # the operand, if there is one
         self.softcap, self.window = float(config["softcap"]), int(config["window"])
         scale = float(config["scale"])
         self.factor = scale / self.softcap if self.softcap else scale * LOG2E
@@ -125,19 +122,23 @@ class _Paged:
         """Vectors of a matrix that a tile of so many rows multiplies at once."""
         return self.registers // 2 if rows == 1 else max((self.registers - 2) // (rows + 1), 1)
 
+    def element(self, operand: int) -> str:
+        return MEMORY[self.frame.inputs[operand].dtype.name]
+
     @inline
-    def floats(self, base: ptr, step: Int, j: int, count: int) -> Word:
-        """Vector j of `count` elements with a step between them, as floats; 0 beyond the end."""
+    def floats(self, operand: int, base: ptr, step: Int, j: int, count: int) -> Word:
+        """Vector j of `count` elements of an operand as floats; 0 beyond the end."""
         first = j * self.lanes
-        type_ = vector(self.element, self.lanes)
+        element = self.element(operand)
+        type_ = vector(element, self.lanes)
         if step == 1 and first + self.lanes <= count:
-            found = load(type_, gep(base, first, self.element))
+            found = load(type_, gep(base, first, element))
         elif step == 1:
-            found = masked_load(type_, gep(base, first, self.element), lanes(count - first, self.lanes))
+            found = masked_load(type_, gep(base, first, element), lanes(count - first, self.lanes))
         else:
             places = (iota(self.lanes) + first) * step
-            found = gather(base, places, self.element, lanes(count - first, self.lanes))
-        return fpext(found, "float")
+            found = gather(base, places, element, lanes(count - first, self.lanes))
+        return sitofp(found, "float") if element == "i8" else fpext(found, "float")
 
     # -- tokens
 
@@ -239,18 +240,24 @@ class _Paged:
         if is_seen:
             page = self.number(TABLE, slot, p)
             if ult(page, self.dim(self.frame.inputs[K].shape[0])):
-                k = gep(self.frame.start(K), self.offset(K, page, kv_head), self.element)
-                v = gep(self.frame.start(V), self.offset(V, page, kv_head), self.element)
-                after = self.offset(K, self.known_page(*place), kv_head)
-                later = gep(self.frame.start(K), after, self.element)
+                k, v = self.part(K, page, kv_head), self.part(V, page, kv_head)
+                later = self.part(K, self.known_page(*place), kv_head)
+                matrices = [k, v, later]
+                if self.coded:
+                    matrices += [self.part(K_SCALES, page, kv_head), self.part(V_SCALES, page, kv_head)]
                 if is_whole:
-                    self.call_page(len(lows) * self.block, 0, k, v, later, i64(0), i64(self.page))
+                    self.call_page(len(lows) * self.block, 0, matrices, i64(0), i64(self.page))
                 else:
                     for t in range(len(lows)):
                         if lows[t] < highs[t]:
-                            self.call_page(self.block, t * self.block, k, v, later, lows[t], highs[t])
+                            self.call_page(self.block, t * self.block, matrices, lows[t], highs[t])
             else:
                 store(i64(ERROR_INDEX), self.frame.error)
+
+    @inline
+    def part(self, operand: int, page: Int, kv_head: Int) -> ptr:
+        """What a page has of a head."""
+        return gep(self.frame.start(operand), self.offset(operand, page, kv_head), self.element(operand))
 
     @inline
     def known_page(self, slot: Int, p: Int) -> Int:
@@ -262,10 +269,11 @@ class _Paged:
         return cast("Int", select(ult(page, self.dim(self.frame.inputs[K].shape[0])), page, 0))
 
     @inline
-    def call_page(self, rows: int, first: int, k: ptr, v: ptr, later: ptr, low: Int, high: Int) -> None:
-        name = _attend_page.written(f"{self.frame.name}.page{rows}", kernel=self, rows=rows)
+    def call_page(self, rows: int, first: int, matrices: list[ptr], low: Int, high: Int) -> None:
+        function = attend_codes if self.coded else attend_page
+        name = function.written(f"{self.frame.name}.page{rows}", kernel=self, rows=rows)
         arrays = [self.row(self.scratch, i, first) for i in range(6)]
-        call(name, self.frame.args, *arrays, k, v, later, low, high)
+        call(name, self.frame.args, *arrays, *matrices, low, high)
 
     @inline
     def row(self, scratch: ptr, array: int, number: Int) -> ptr:
@@ -280,9 +288,9 @@ class _Paged:
         for t in range(count):
             for h in loop(self.block):
                 r = h + t * self.block
-                q = gep(self.frame.start(Q), self.offset(Q, token + t, head + h), self.element)
+                q = gep(self.frame.start(Q), self.offset(Q, token + t, head + h), self.element(Q))
                 for j in range(self.steps[0] // self.lanes):
-                    x = self.floats(q, step, j, self.depth) * self.factor
+                    x = self.floats(Q, q, step, j, self.depth) * self.factor
                     store(x, gep(self.row(self.scratch, 0, r), j * self.lanes, "float"))
                 for j in range(self.steps[2] // self.lanes):
                     store(zero, gep(self.row(self.scratch, 2, r), j * self.lanes, "float"))
@@ -299,7 +307,9 @@ class _Paged:
                 total = splat(reduce_add(load(type_, self.row(self.scratch, 4, r))), self.lanes)
                 one = splat(1.0, self.lanes)
                 whole = total
-                if len(self.frame.inputs) > SINKS:  # its weight joins the sum; an infinite one leaves nothing
+                if (
+                    len(self.frame.inputs) > self.sinks
+                ):  # its weight joins the sum; an infinite one leaves nothing
                     sink = splat(self.sink(token + t, head + h) * LOG2E, self.lanes)
                     top = load(type_, self.row(self.scratch, 3, r))
                     whole = total + Word(vmath.apply(builder(), "exp2", sink - top))
@@ -317,149 +327,8 @@ class _Paged:
     @inline
     def sink(self, token: Int, head: Int) -> Word:
         """The score that a head has beside those of keys."""
-        slot = self.frame.inputs[SINKS]
+        slot = self.frame.inputs[self.sinks]
         index = (token, head) if len(slot.shape) == 2 else (head,)
-        element = MEMORY[slot.dtype.name]
-        found = load(element, gep(self.frame.start(SINKS), self.offset(SINKS, *index), element))
+        element = self.element(self.sinks)
+        found = load(element, gep(self.frame.start(self.sinks), self.offset(self.sinks, *index), element))
         return found if element == "float" else fpext(found, "float")
-
-
-@native(internal=True, noinline=True)
-def _attend_page(
-    args: ptr,
-    q: ptr,
-    weights: ptr,
-    sums: ptr,
-    tops: ptr,
-    totals: ptr,
-    alphas: ptr,
-    k: ptr,
-    v: ptr,
-    later: ptr,
-    low: i64,
-    high: i64,
-    *,
-    kernel: _Paged,
-    rows: int,
-) -> None:
-    """Rows that see positions from low to high of a page: their scores, softmax and results. Values are
-    prefetched during scores, and the next keys, which are at `later`, during results.
-    """
-    page = _Page(kernel, rows)
-    page.scores(q, weights, k, v, low, high)
-    for r in range(rows):
-        page.softmax(r, weights, tops, totals, alphas)
-    page.results(weights, sums, alphas, v, later, low, high)
-
-
-class _Page:
-    """The function for so many rows."""
-
-    def __init__(self, kernel: _Paged, rows: int) -> None:
-        self.kernel, self.rows, self.lanes = kernel, rows, kernel.lanes
-        self.type, self.most = vector("float", kernel.lanes), kernel.vectors(rows)
-
-    @inline
-    def place(self, base: ptr, array: int, r: int, i: Int) -> ptr:
-        """Float i of a row of an array."""
-        return gep(base, i + r * self.kernel.steps[array], "float")
-
-    @inline
-    def scores(self, q: ptr, weights: ptr, k: ptr, v: ptr, low: i64, high: i64) -> None:
-        kernel, strides = self.kernel, self.kernel.frame.inputs[K].steps
-        for js in _parts(kernel.steps[1] // self.lanes, self.most):
-            acc = [[splat(0.0, self.lanes) for _ in js] for _ in range(self.rows)]
-            for d in loop(kernel.depth):
-                if js.start == 0:
-                    self.fetch(v, V, d, kernel.depth)
-                start = gep(k, d * kernel.dim(strides[2]), kernel.element)
-                acc = self.added(acc, js, start, kernel.dim(strides[3]), kernel.page, q, 0, d)
-            for number, j in enumerate(js):
-                seen = self.below(high, j) & ~self.below(low, j)
-                for r in range(self.rows):
-                    score = self.capped(acc[r][number])
-                    store(select(seen, score, HIDDEN), self.place(weights, 1, r, j * self.lanes))
-
-    @inline
-    def added(
-        self,
-        acc: list[list[Word]],
-        js: range,
-        start: ptr,
-        step: Int,
-        count: int,
-        numbers: ptr,
-        array: int,
-        i: Int,
-    ) -> list[list[Word]]:
-        """Sums, with number i of each row times a row of a matrix."""
-        row = [self.kernel.floats(start, step, j, count) for j in js]
-        made = []
-        for r in range(self.rows):
-            number = broadcast(self.place(numbers, array, r, i), "float", self.lanes)
-            made.append([fma(number, x, s) for x, s in zip(row, acc[r], strict=True)])
-        return made
-
-    @inline
-    def fetch(self, matrix: ptr, operand: int, i: Int, count: int) -> None:
-        """Prefetch part i of `count` of the keys or values of a page, where they have no gaps."""
-        slot = self.kernel.frame.inputs[operand]
-        height, width = slot.shape[2:]
-        if slot.steps[2:] == (width, 1):
-            assert isinstance(height, int) and isinstance(width, int)
-            share = -(-slot.dtype.itemsize * height * width // (count * LINE)) * LINE
-            for byte in range(0, share, LINE):
-                prefetch(byte_at(matrix, i * share + byte))
-
-    @inline
-    def below(self, position: Int, j: int) -> Word:
-        """Lanes of vector j of a page before a position."""
-        return lanes(max(position - j * self.lanes, 0), self.lanes)
-
-    @inline
-    def capped(self, score: Word) -> Word:
-        """A score, in powers of 2."""
-        cap = self.kernel.softcap
-        return Word(vmath.apply(builder(), "tanh", score)) * (cap * LOG2E) if cap else score
-
-    @inline
-    def softmax(self, r: int, weights: ptr, tops: ptr, totals: ptr, alphas: ptr) -> None:
-        """Scores of a page become weights; sums so far shrink by alpha."""
-        places = [self.place(weights, 1, r, i) for i in range(0, self.kernel.steps[1], self.lanes)]
-        own = [self.place(base, 3, r, 0) for base in (tops, totals, alphas)]
-        best = load(self.type, places[0])
-        for place in places[1:]:
-            best = max(best, load(self.type, place))
-        top, total = load(self.type, own[0]), load(self.type, own[1])
-        new_top = max(top, splat(reduce(fmax, best), self.lanes))
-        base = select(new_top == HIDDEN, 0.0, new_top)
-        alpha = self.power(top - base)
-        total = total * alpha
-        for place in places:
-            weight = self.power(load(self.type, place) - base)
-            store(weight, place)
-            total += weight
-        store(new_top, own[0])
-        store(total, own[1])
-        store(alpha, own[2])
-
-    @inline
-    def power(self, x: Word) -> Word:
-        return Word(vmath.apply(builder(), "exp2", x))
-
-    @inline
-    def results(self, weights: ptr, sums: ptr, alphas: ptr, v: ptr, later: ptr, low: i64, high: i64) -> None:
-        kernel, strides = self.kernel, self.kernel.frame.inputs[V].steps
-        for js in _parts(kernel.steps[2] // self.lanes, self.most):
-            acc = []
-            for r in range(self.rows):
-                alpha = load(self.type, self.place(alphas, 5, r, 0))
-                acc.append([load(self.type, self.place(sums, 2, r, j * self.lanes)) * alpha for j in js])
-            for p in loop(low, high):
-                if js.start == 0:
-                    self.fetch(later, K, p, kernel.page)
-                start = gep(v, p * kernel.dim(strides[2]), kernel.element)
-                acc = self.added(acc, js, start, kernel.dim(strides[3]), kernel.value_depth, weights, 1, p)
-            for r in range(self.rows):
-                for number, j in enumerate(js):
-                    store(acc[r][number], self.place(sums, 2, r, j * self.lanes))
