@@ -18,7 +18,7 @@ from rlx.errors import DTypeError, OpAttributeError, ShapeError, TypeMismatchErr
 from rlx.ir.assume import require_equal, require_shape
 from rlx.ir.attr import Attr, integer, optional, real
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import F32, I8, I64
+from rlx.ir.dtype import F32, F64, I8, I64
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.operand import Operand, Tensor, of_one
@@ -183,10 +183,11 @@ class _paged_attention(Op):
         for what, found, pages, axis in zip(
             ("keys", "values"), scales, (k_pages, v_pages), (2, 3), strict=False
         ):
-            if found.dtype is not F32:
-                raise DTypeError(f"paged_attention: scales of {what} {found} are not f32; cast them")
+            wanted = F64 if q.dtype is F64 else F32
+            if found.dtype is not wanted:
+                raise DTypeError(f"paged_attention: scales of {what} {found} are not {wanted}; cast them")
             need = tuple(1 if i == axis else n for i, n in enumerate(pages.shape))
-            told = f"paged_attention: scales of {what} {found} must be {TensorType(F32, need)} for {pages}"
+            told = f"paged_attention: scales of {what} {found} must be {TensorType(wanted, need)} for {pages}"
             require_shape(found.shape, need, told)
         for sink in sinks:
             if sink.dtype not in (q.dtype, F32):
@@ -210,7 +211,7 @@ class _paged_attention(Op):
     ) -> list[Node | None]:  # fmt: skip
         """By gathering the keys and values of every token."""
         scales, sinks = _apart(k_pages.dtype.np, more)
-        codes = [cast(pages, dtype=F32) for pages in (k_pages, v_pages)] if scales else []
+        codes = [cast(x, dtype=f.dtype) for x, f in zip((k_pages, v_pages), scales, strict=False)]
         if scales:
             k_pages, v_pages = (code * factor for code, factor in zip(codes, scales, strict=True))
         few, page, width = k_pages.shape[1], k_pages.shape[3], table.shape[1]
