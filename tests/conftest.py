@@ -85,14 +85,18 @@ def _share_bytecode(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Cases of `machines.on_targets` that are left to -m slow: all but the best target and one other."""
+    """Cases of `machines.on_targets` that are left to -m slow: all but the best target and one other.
+
+    Emulated targets, which are slow, are the last.
+    """
     order = {target.name: number for number, target in enumerate(targets())}
     groups: dict[str, list[tuple[int, pytest.Item]]] = {}
     for item in items:
         if item.get_closest_marker("on_targets") is not None:
             target = item.callspec.params["target"]  # type: ignore[attr-defined]
             name = target if isinstance(target, str) else target.name
-            best_first = order.get(name.removeprefix("emulate:"), -1)
+            real = name.removeprefix("emulate:")
+            best_first = order.get(real, -1) + (len(order) if name != real else 0)
             groups.setdefault(item.nodeid.replace(name, ""), []).append((best_first, item))
     for case, group in groups.items():
         _, *others = [item for _, item in sorted(group, key=lambda entry: entry[0])]

@@ -24,6 +24,7 @@ from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.ir.dim import evaluate, sym
 from rlx.ir.graph import Graph
 from rlx.target.cpu import Target, resolve
+from rlx.target.cpuid import MATRICES
 
 Array = NDArray[Any]
 HOST = resolve("host")
@@ -39,7 +40,8 @@ every_target = on_targets(TARGETS)
 
 def _as_for_f32(target: Target) -> Target:
     """The target without what only narrow types make use of."""
-    wide = tuple(f for f in target.features if f not in ("avx512bf16", "avx512vnni", "avxvnni"))
+    narrow = {"avx512bf16", "avx512vnni", "avxvnni", *MATRICES}
+    wide = tuple(f for f in target.features if f not in narrow)
     emulated = target.emulated and wide != target.code.features
     return replace(target, name="", features=wide, emulated=emulated, tiles=(("f32", target.tile("f32")),))
 

@@ -1,7 +1,7 @@
 """What instruction sets the code of an object needs, read from its bytes.
 
 Capstone tells the instruction set of most instructions, but not of FMA, LZCNT and much of AVX-512
-and knows neither AVX512-BF16 nor AVX-VNNI: encodings and mnemonics tell the rest.
+and knows neither AVX512-BF16 nor AVX-VNNI nor AMX: encodings and mnemonics tell the rest.
 """
 
 from __future__ import annotations
@@ -122,6 +122,12 @@ _BF16 = {(2, 0x52), (2, 0x72), (3, 0x72)}
 """(prefix, opcode) of vdpbf16ps, vcvtneps2bf16 and vcvtne2ps2bf16."""
 _VNNI = {(1, 0x50), (1, 0x51), (1, 0x52), (1, 0x53)}
 """The same of vpdpbusd, vpdpbusds, vpdpwssd and vpdpwssds."""
+_MATRICES = {
+    **dict.fromkeys([(0, 0x49), (3, 0x49), (2, 0x4B), (3, 0x4B)], "amx-tile"),
+    **dict.fromkeys([(0, 0x5E), (1, 0x5E), (2, 0x5E), (3, 0x5E)], "amx-int8"),
+    (2, 0x5C): "amx-bf16",
+}
+"""The same of ldtilecfg and tilerelease, tilezero, tilestored and tileloadd; of dot products of bytes, of bf16."""
 
 
 def _unknown(data: bytes) -> tuple[str, int]:
@@ -133,6 +139,8 @@ def _unknown(data: bytes) -> tuple[str, int]:
         return "", 0
     if data[0] == 0x62 and data[1] & 7 == _MAP_0F38 and (data[2] & 3, data[4]) in _BF16:
         return "avx512bf16", 5 + _operand_size(data[5:])
+    if data[0] == 0xC4 and data[1] & 31 == _MAP_0F38 and (data[2] & 3, data[3]) in _MATRICES:
+        return _MATRICES[data[2] & 3, data[3]], 4 + _operand_size(data[4:])
     if data[0] == 0xC4 and data[1] & 31 == _MAP_0F38 and (data[2] & 3, data[3]) in _VNNI:
         return "avxvnni", 4 + _operand_size(data[4:])
     return "", 0

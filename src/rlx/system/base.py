@@ -55,6 +55,10 @@ class System:
         """The bits in which the system tells what an AArch64 processor can do; 0 where it does not."""
         return 0
 
+    def let_use_matrices(self) -> bool:
+        """Ask that this process, with all its threads, may use the registers of AMX; whether it may."""
+        return False
+
     def pin(self, thread: int, cpus: Sequence[int]) -> None:
         """Let a thread, or the process for 0, run on these processors only. OSError if it may not; nothing
         happens on systems where threads cannot be bound."""

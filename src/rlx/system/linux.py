@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import signal
 import sys
 import threading
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 _MAP_NORESERVE = 0x4000  # Python's mmap module names it from 3.13 on
 _PR_SET_PDEATHSIG = 1
 _AT_HWCAP = 16
+_ARCH_PRCTL = 158  # the system call on x86-64
+_ARCH_REQ_XCOMP_PERM = 0x1023
+_XFEATURE_XTILEDATA = 18
 _BACKGROUND = 10  # niceness of threads that nobody waits for
 
 
@@ -42,6 +46,13 @@ class Linux(Posix):
         ask = self.c_library().getauxval
         ask.restype, ask.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
         return int(ask(_AT_HWCAP))
+
+    def let_use_matrices(self) -> bool:
+        """Linux 5.16 gives the permission once for all threads, also later ones, and for forked processes."""
+        import ctypes  # start time
+
+        words = (ctypes.c_long(n) for n in (_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA))
+        return platform.machine() == "x86_64" and self.c_library().syscall(*words) == 0
 
     def pin(self, thread: int, cpus: Sequence[int]) -> None:
         os.sched_setaffinity(thread, cpus)

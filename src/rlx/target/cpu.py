@@ -137,6 +137,11 @@ class Target:
         return self.widens_rows and self.has("avx2")
 
     @property
+    def has_matrices(self) -> bool:
+        """Whether it has registers of 16 rows of 64 bytes, and multiplies bytes and bf16 in them."""
+        return self.has("amx-tile")
+
+    @property
     def has_seven_bits(self) -> bool:
         """Whether one instruction multiplies signed bytes with others of seven bits, unsigned, and adds four
         products to a sum. Other bytes would be multiplied in a way that depends on the machine."""
@@ -180,6 +185,7 @@ _SSE2 = ("cx8", "fxsr", "mmx", "sse", "sse2", "x87")
 _V2 = (*_SSE2, "cmov", "cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3")
 _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
 _V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+_V4_NARROW = (*_V4, "avx512bf16", "avx512vnni")
 _X86_TRIPLE = "x86_64-unknown-linux-gnu"
 _ARM_TRIPLE = "aarch64-unknown-linux-gnu"
 _NEON = ("fp-armv8", "neon")
@@ -226,7 +232,8 @@ def _arm(name: str, features: tuple[str, ...], unsigned_bytes: tuple[int, int] |
 
 
 _NAMED = (  # best first
-    _x86("x86-64-v4-bf16-vnni", "x86-64-v4", (*_V4, "avx512bf16", "avx512vnni"), 64, 32, (8, 3)),
+    _x86("x86-64-v4-amx", "x86-64-v4", (*_V4_NARROW, *cpuid.MATRICES), 64, 32, (8, 3)),
+    _x86("x86-64-v4-bf16-vnni", "x86-64-v4", _V4_NARROW, 64, 32, (8, 3)),
     _x86("x86-64-v4", "x86-64-v4", _V4, 64, 32, (8, 3)),
     # Signed bytes need registers for what is added to them and for the sums of that.
     _x86("x86-64-v3-vnni", "x86-64-v3", (*_V3, "avxvnni"), 32, 16, (6, 2), signed_bytes=(5, 2)),
@@ -312,7 +319,7 @@ def machine_features() -> frozenset[str]:
     import llvmlite.binding as llvm
 
     found = {name for name, there in llvm.get_host_cpu_features().items() if there}
-    return frozenset(found | {"x87"})  # LLVM assumes it
+    return frozenset(cpuid.granted(found) | {"x87"})  # LLVM assumes it
 
 
 def host() -> Target:

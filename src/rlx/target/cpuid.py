@@ -36,6 +36,8 @@ _XGETBV = bytes.fromhex(
 _EAX, _EBX, _ECX, _EDX = range(4)
 _OSXSAVE = 1 << 27  # in ECX of leaf 1: XGETBV may be executed
 _AVX_STATE, _AVX512_STATE = 0x06, 0xE6  # in XCR0: XMM and YMM; also masks and both kinds of ZMM
+_MATRIX_STATE = 0x60000  # in XCR0: the shapes of AMX's registers, and what they hold
+MATRICES = ("amx-bf16", "amx-int8", "amx-tile")
 
 # (leaf, subleaf, register): the bit of each feature, in LLVM's names.
 _PLAIN = {
@@ -55,12 +57,19 @@ _WITH_AVX512 = {
     (7, 0, _ECX): {"avx512vnni": 11},
     (7, 1, _EAX): {"avx512bf16": 5},
 }
+_WITH_MATRICES = {(7, 0, _EDX): {"amx-bf16": 22, "amx-tile": 24, "amx-int8": 25}}
 
 
 def features() -> frozenset[str]:
     """Features that programs may use here, in LLVM's names. Only for x86-64, not for Windows."""
     with _Instructions() as ask:
-        return frozenset(_found(ask.leaf, ask.kept))
+        return frozenset(granted(_found(ask.leaf, ask.kept)))
+
+
+def granted(found: set[str]) -> set[str]:
+    """`found` without AMX, unless all of it is there and the system lets this process use it."""
+    there = found.issuperset(MATRICES) and SYSTEM.let_use_matrices()
+    return found if there else found.difference(MATRICES)
 
 
 def _found(leaf: Callable[[int, int], tuple[int, ...]], kept: Callable[[], int]) -> set[str]:
@@ -73,6 +82,8 @@ def _found(leaf: Callable[[int, int], tuple[int, ...]], kept: Callable[[], int])
         tables.append(_WITH_AVX)
     if state & _AVX512_STATE == _AVX512_STATE:
         tables.append(_WITH_AVX512)
+    if state & _MATRIX_STATE == _MATRIX_STATE:
+        tables.append(_WITH_MATRICES)
     # Beyond its last leaf a processor repeats another one: that must not be read as features.
     last = {0: leaf(0, 0)[_EAX], 1: leaf(0x80000000, 0)[_EAX]}
     subleaves = leaf(7, 0)[_EAX] if last[0] >= 7 else 0

@@ -95,6 +95,7 @@ _SLOWER = replace(
 )
 RATES: Mapping[str, Rates] = MappingProxyType(
     {
+        "x86-64-v4-amx": _ZEN5,  # not measured: as if it multiplied with VNNI and BF16 of AVX-512
         "x86-64-v4-bf16-vnni": _ZEN5,
         "x86-64-v4": _ZEN5,
         "x86-64-v3-vnni": _ZEN5,

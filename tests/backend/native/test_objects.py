@@ -77,7 +77,7 @@ def test_runtime(target: Target, all_reductions: bool) -> None:
 
 
 BF16, V4, VNNI, V3, V2 = (resolve(f"x86-64-{name}") for name in ("v4-bf16-vnni", "v4", "v3-vnni", "v3", "v2"))
-V1, ARM = resolve("x86-64"), resolve("aarch64")
+V1, ARM, AMX = resolve("x86-64"), resolve("aarch64"), resolve("x86-64-v4-amx")
 SINGLE, DOUBLE, NARROW = "<16 x float>", "<8 x double>", "<32 x bfloat>"
 
 
@@ -85,7 +85,27 @@ def body(type_: str, text: str, declared: str = "") -> str:
     return f"define {type_} @f({type_} %a, {type_} %b) {{ {text} }}\n{declared}"
 
 
+def matrices(*products: str) -> tuple[Target, str]:
+    calls = " ".join(f"call void @llvm.x86.{name}(i8 0, i8 1, i8 2)" for name in products)
+    declared = "\n".join(f"declare void @llvm.x86.{name}(i8, i8, i8)" for name in products)
+    return AMX, f"define void @f() {{ {calls} ret void }}\n{declared}"
+
+
 PLANTED = {
+    "amx-int8": matrices("tdpbusd", "tdpbssd"),
+    "amx-bf16": matrices("tdpbf16ps"),
+    "amx-tile": (
+        AMX,
+        "define void @f(ptr %a, i64 %n) { call void @llvm.x86.ldtilecfg(ptr %a) "
+        "call void @llvm.x86.tileloadd64(i8 5, ptr %a, i64 %n) call void @llvm.x86.tilezero(i8 6) "
+        "call void @llvm.x86.tilestored64(i8 5, ptr %a, i64 %n) "
+        "call void @llvm.x86.tilerelease() ret void }\n"
+        "declare void @llvm.x86.ldtilecfg(ptr)\n"
+        "declare void @llvm.x86.tilezero(i8)\n"
+        "declare void @llvm.x86.tileloadd64(i8, ptr, i64)\n"
+        "declare void @llvm.x86.tilestored64(i8, ptr, i64)\n"
+        "declare void @llvm.x86.tilerelease()",
+    ),
     "avx512bf16": (
         BF16,
         body(

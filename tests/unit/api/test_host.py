@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import os
@@ -32,6 +33,7 @@ from rlx.target.cpu import (
     runs_here,
     targets,
 )
+from rlx.target.cpuid import MATRICES
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 needs_x86 = pytest.mark.skipif(not X86, reason="names of x86 targets")
@@ -129,6 +131,54 @@ def test_vnni_without_avx512_is_bit_4_of_leaf_7_1() -> None:
     assert found - without == {"avxvnni"} and set(resolve("x86-64-v3-vnni").features) <= found
 
 
+BITS = {22: "amx-bf16", 24: "amx-tile", 25: "amx-int8"}
+
+
+@pytest.mark.parametrize("bit", BITS)
+def test_amx_is_three_bits_of_leaf_7_and_two_of_what_the_system_keeps(bit: int) -> None:
+    a, b, c, _ = EVERYTHING[7, 0]
+    assert processor({**EVERYTHING, (7, 0): (a, b, c, 1 << bit)}, 0x600E7) & {*MATRICES} == {BITS[bit]}
+    for kept in (0xE7, 0x200E7, 0x400E7):
+        assert not processor(EVERYTHING, kept) & {*MATRICES}
+    assert set(resolve("x86-64-v4-amx").features) <= processor(EVERYTHING, 0x600E7)
+
+
+def test_amx_needs_the_permission_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answer(may: bool) -> bool:
+        asked.append(may)
+        return may
+
+    every = {*resolve("x86-64-v4-amx").features}
+    for may in (False, True):
+        monkeypatch.setattr(cpuid.SYSTEM, "let_use_matrices", lambda may=may: answer(may))
+        assert cpuid.granted(every) == (every if may else every - {*MATRICES})
+    assert asked == [False, True]
+    assert (
+        cpuid.granted(every - {"amx-int8"}) == every - {*MATRICES} and len(asked) == 2
+    )  # nothing to ask for
+
+
+@needs_x86
+def test_linux_is_asked_for_the_tile_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); kernels and machines without it refuse."""
+    from rlx.system.linux import Linux
+
+    calls: list[list[int]] = []
+
+    class Library:
+        def syscall(self, *words: ctypes.c_long) -> int:
+            calls.append([word.value for word in words])
+            return -len(calls) + 1
+
+    linux = Linux()
+    assert linux.let_use_matrices() in (False, True)
+    monkeypatch.setattr(linux, "c_library", Library)
+    assert [linux.let_use_matrices(), linux.let_use_matrices()] == [True, False]
+    assert calls == [[158, 0x1023, 18]] * 2
+
+
 def test_leaves_beyond_the_last_are_not_features() -> None:
     old = {**EVERYTHING, (0, 0): (5, 0, 0, 0)}
     assert not {"avx2", "bmi2", "avx512f"} & processor(old, 0xE7)
@@ -164,6 +214,7 @@ def test_the_host_is_what_the_variable_names(target: Target, monkeypatch: pytest
     ("lacking", "name"),
     [
         ((), targets()[0].name),
+        (("amx-tile",), "x86-64-v4-bf16-vnni"),
         (("avx512bf16",), "x86-64-v4"),
         (("avx512f",), "x86-64-v3-vnni"),
         (("avx512f", "avxvnni"), "x86-64-v3"),

@@ -53,6 +53,10 @@ class Arithmetic:
         """Emit one instruction and name its result."""
         raise NotImplementedError
 
+    def emit(self, line: str) -> None:
+        """Append an instruction without a result."""
+        raise NotImplementedError
+
     # ---- operands
 
     def value(self, x: Number, type_: str = "i64") -> Value:
@@ -118,7 +122,11 @@ class Arithmetic:
                 return twin(self, *operands)
             self.module.declare(name, type_, [operand.type for operand in operands])
         listed = ", ".join([f"{x.type} {x.text}" for x in operands])
-        return self.op(type_, f"call {type_} @{name}({listed})")
+        text = f"call {type_} @{name}({listed})"
+        if type_ != "void":
+            return self.op(type_, text)
+        self.emit(text)
+        return Value("void", "")
 
     def _overloaded(self, name: str, *operands: Value) -> Value:
         return self.intrinsic(f"llvm.{name}.{mangle(operands[0].type)}", operands[0].type, *operands)

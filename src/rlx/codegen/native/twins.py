@@ -20,24 +20,24 @@ _SMALLEST_NORMAL = 2.0**-126
 _EXPONENTS = {"float": (23, 127), "double": (52, 1023)}  # bits of the fraction, largest exponent
 
 
-def _flushed(f: Lanes, x: Value) -> Value:
+def flushed(f: Lanes, x: Value) -> Value:
     """Denormals as zeros of their sign: the bf16 instructions know no others, whatever the mode."""
     return f.select(f.fcmp("olt", f.fabs(x), _SMALLEST_NORMAL), f.copysign(0.0, x), x)
 
 
 def dot_bf16(f: Lanes, total: Value, a: Value, b: Value) -> Value:
     """vdpbf16ps: a multiply-add of the odd lanes, then one of the even lanes."""
-    total = _flushed(f, total)
+    total = flushed(f, total)
     for first in (1, 0):
         lanes = range(first, a.width, 2)
-        left, right = (_flushed(f, f.fpext(f.shuffle(x, None, lanes), "float")) for x in (a, b))
-        total = _flushed(f, f.fma(left, right, total))
+        left, right = (flushed(f, f.fpext(f.shuffle(x, None, lanes), "float")) for x in (a, b))
+        total = flushed(f, f.fma(left, right, total))
     return total
 
 
 def round_to_bf16(f: Lanes, x: Value) -> Value:
     """vcvtneps2bf16: ties to even."""
-    return f.float_to_bf16(_flushed(f, x))
+    return f.float_to_bf16(flushed(f, x))
 
 
 def round_two_to_bf16(f: Lanes, high: Value, low: Value) -> Value:

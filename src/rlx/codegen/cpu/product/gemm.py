@@ -24,13 +24,15 @@ from rlx.codegen.cpu.product.gemm_driver import (
     KernelInfo,
     ProductDriver,
     Size,
+    with_rows_from_memory,
 )
 from rlx.codegen.cpu.product.gemm_end import Epilogue
-from rlx.codegen.cpu.product.gemm_rows import Prologue, row_stride
+from rlx.codegen.cpu.product.gemm_matrix import MatrixGemm, suits_matrices
+from rlx.codegen.cpu.product.gemm_rows import Prologue
 from rlx.codegen.cpu.product.gemm_tile import LONG, TileWriter
-from rlx.codegen.cpu.product.microkernel import Kind, kind_of, tile_of
+from rlx.codegen.cpu.product.microkernel import kind_of, tile_of
 from rlx.codegen.cpu.product.packing import panel_packer, panel_widener, tile_packer
-from rlx.codegen.native.irtext import Function, Module, Value, vector
+from rlx.codegen.native.irtext import Module, Value
 from rlx.codegen.native.irtypes import size_bytes
 from rlx.codegen.native.notation import inline
 from rlx.codegen.native.words import (
@@ -38,12 +40,10 @@ from rlx.codegen.native.words import (
     byte_at,
     call,
     ceildiv,
-    field,
     gep,
     i64,
     load,
     loop,
-    masked_load,
     ptr,
     round_up,
     select,
@@ -106,6 +106,8 @@ def emit_gemm(
     1024
     """
     call = GemmCall(spec, operands, starts, dim_value, epilogue, heavy, prologue, beside, given)
+    if suits_matrices(spec, module.target):
+        return MatrixGemm(module, name, call).emit()
     emitter = DotGemm if suits_dot(spec, module.target) else _Gemm
     return emitter(module, name, call).emit()
 
@@ -119,34 +121,6 @@ def shared_facts(spec: GemmSpec, target: Target) -> tuple[bool, ...] | None:
     if not known or not plain or spec.a_strides[-1] != 1 or kind.group != 1 or kind.prepares_rows:
         return None
     return (int(spec.n) % kind.lanes == 0,)
-
-
-def with_rows_from_memory(call: GemmCall, kind: Kind) -> GemmCall:
-    """The same matmul with rows of A that are read as a prologue reads them, to be prepared in scratch."""
-    spec = call.spec
-    strides = (*(0 for _ in spec.batch), row_stride(spec.k), 1)
-    prologue = Prologue(
-        kind.lanes * kind.group, lambda fn, number, batch: row_in_memory(fn, call, kind, number, batch)
-    )
-    return replace(call, spec=replace(spec, a_strides=strides), prologue=prologue)
-
-
-@inline
-def row_in_memory(
-    f: Function, call: GemmCall, kind: Kind, number: Count, batch: tuple[Count, ...]
-) -> Callable[[Count, Value | None], Value]:
-    """How to read vectors of a row of A that is in memory."""
-    offset = call.size(f, call.starts[0])
-    for index, step in zip((*batch, number), call.spec.a_strides[:-1], strict=True):
-        offset += index * call.size(f, step)
-    start = gep(field(f.args[0], call.operands[0], ptr), offset, kind.element)
-    type_ = vector(kind.element, kind.lanes * kind.group)
-
-    def at(k: Count, mask: Value | None) -> Value:
-        place = gep(start, k, kind.element)
-        return load(type_, place) if mask is None else masked_load(type_, place, mask)
-
-    return at
 
 
 @dataclass(frozen=True)
@@ -310,11 +284,7 @@ class _Gemm(ProductDriver):
     def product(self, a: ptr, b: ptr, c: ptr, part: Part) -> None:
         """A part of one matmul."""
         first, stop = part.panels()
-        low, high = part.low, part.high
-        if self.computed is not None:  # of one panel, no more rows than are needed
-            single, (top, bottom) = ule(stop - first, 1), part.of_panel(first)
-            low = select(single, max(low, top), low)
-            high = select(single, min(high, bottom), high)
+        low, high = (part.low, part.high) if self.computed is None else part.needed_rows()
         own = Rows(part, low, high)
 
         near = self.near

@@ -119,6 +119,13 @@ class Part:
         before = j * self.height() - self.low
         return self.start - before, self.end - before
 
+    @inline
+    def needed_rows(self) -> tuple[Count, Count]:
+        """Its row tiles of all panels: of one panel, no more than are needed."""
+        first, stop = self.panels()
+        single, (top, bottom) = ule(stop - first, 1), self.of_panel(first)
+        return select(single, max(self.low, top), self.low), select(single, min(self.high, bottom), self.high)
+
 
 @dataclass(frozen=True)
 class PanelCosts:

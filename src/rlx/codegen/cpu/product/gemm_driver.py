@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from rlx.codegen.cpu.frame import product
 from rlx.codegen.cpu.kernels import KERNEL_ARGS
@@ -18,12 +19,26 @@ from rlx.codegen.cpu.product.gemm_cut import (
     share,
 )
 from rlx.codegen.cpu.product.gemm_end import Epilogue, Frame, TileEnd
-from rlx.codegen.cpu.product.gemm_rows import ComputedRows, Prologue, share_rows
+from rlx.codegen.cpu.product.gemm_rows import ComputedRows, Prologue, row_stride, share_rows
 from rlx.codegen.cpu.product.microkernel import HalfWeights, Kind
-from rlx.codegen.native.irtext import Function, Int, Module
+from rlx.codegen.native.irtext import Function, Int, Module, Value, vector
 from rlx.codegen.native.irtypes import size_bytes
 from rlx.codegen.native.notation import inline, write
-from rlx.codegen.native.words import ceildiv, field, gep, i8, i64, loop, ptr, select, udiv, ule, umax
+from rlx.codegen.native.words import (
+    ceildiv,
+    field,
+    gep,
+    i8,
+    i64,
+    load,
+    loop,
+    masked_load,
+    ptr,
+    select,
+    udiv,
+    ule,
+    umax,
+)
 from rlx.errors import ShapeError, UnsupportedError
 from rlx.kernel.quads import QuadPanels
 from rlx.records import dataclass
@@ -123,6 +138,34 @@ class GemmCall:
         if self.dim_value is None:
             raise ShapeError(f"kernel {fn.name!r} has the symbolic size {x} but no dim_value to read it by")
         return self.dim_value(fn, x)
+
+
+def with_rows_from_memory(call: GemmCall, kind: Kind) -> GemmCall:
+    """The same matmul with rows of A that are read as a prologue reads them, to be prepared in scratch."""
+    spec = call.spec
+    strides = (*(0 for _ in spec.batch), row_stride(spec.k), 1)
+    prologue = Prologue(
+        kind.lanes * kind.group, lambda fn, number, batch: row_in_memory(fn, call, kind, number, batch)
+    )
+    return replace(call, spec=replace(spec, a_strides=strides), prologue=prologue)
+
+
+@inline
+def row_in_memory(
+    f: Function, call: GemmCall, kind: Kind, number: Count, batch: tuple[Count, ...]
+) -> Callable[[Count, Value | None], Value]:
+    """How to read vectors of a row of A that is in memory."""
+    offset = call.size(f, call.starts[0])
+    for index, step in zip((*batch, number), call.spec.a_strides[:-1], strict=True):
+        offset += index * call.size(f, step)
+    start = gep(field(f.args[0], call.operands[0], ptr), offset, kind.element)
+    type_ = vector(kind.element, kind.lanes * kind.group)
+
+    def at(k: Count, mask: Value | None) -> Value:
+        place = gep(start, k, kind.element)
+        return load(type_, place) if mask is None else masked_load(type_, place, mask)
+
+    return at
 
 
 class ProductDriver:

@@ -112,8 +112,13 @@ class TileEnd:
         stage = self.frame.place(frame, "stage")
         for n, total in enumerate(sums):
             store(total, gep(stage, n * self.lanes, self.accumulator))
+        self.finish(args, frame, c, row, column, rows, len(sums) // rows)
+
+    @inline
+    def finish(self, args: ptr, frame: ptr, c: ptr, row: i64, column: i64, rows: Count, vectors: int) -> None:
+        """Finish a tile of sums that is in the stage."""
         finish = finish_tile.written(f"{self.name}.finish", end=self)
-        call(finish, args, frame, c, row, column, rows, len(sums) // rows)
+        call(finish, args, frame, c, row, column, rows, vectors)
 
 
 @native(internal=True, noinline=True)

@@ -17,6 +17,7 @@ from rlx.codegen.native.irtypes import size_bytes
 from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import (
     Word,
+    bitcast,
     builder,
     byte_at,
     call,
@@ -28,6 +29,7 @@ from rlx.codegen.native.words import (
     loop,
     ptr,
     reduce_add,
+    round_up,
     select,
     sext,
     store,
@@ -54,10 +56,12 @@ class Prologue:
     row: Callable[[Function, Int, tuple[Int, ...]], Callable[[Int, Value | None], Value]]
 
 
-def row_stride(k: Count) -> Count:
+def row_stride(k: Count, unit: int = 1) -> Count:
     """Elements from one row in scratch to the next; k may be symbolic. A whole vector may be stored at the
-    end of a row.
+    end of a row. Rows that are padded to cache lines, of `unit` elements, are an odd number of these apart.
     """
+    if unit > 1:
+        return (-(-k // unit) | 1) * unit
     return -(-k // _GAP) * _GAP + _GAP if isinstance(k, int) else k + 2 * _GAP
 
 
@@ -78,19 +82,25 @@ class ComputedRows:
     batch_axes: int
     k: object
     height: int  # of a tile
+    unit: int = 1  # elements of a cache line, where rows are padded to whole ones with zeros
+
+    @property
+    def stride(self) -> Count:
+        """Elements from one row to the next."""
+        return row_stride(self.k, self.unit)
 
     @property
     def tiles(self) -> int:
         """Row tiles of a block."""
         if not isinstance(self.k, int):
             return 4
-        tile = self.height * row_stride(self.k) * size_bytes(self.kind.row_element)
+        tile = self.height * self.stride * size_bytes(self.kind.row_element)
         return max(1, min(16, self.module.target.l2_bytes // 2 // tile))
 
     @property
     def scratch_bytes(self) -> Count:
         """Room for a block, in bytes."""
-        return row_stride(self.k) * (self.tiles * self.height * size_bytes(self.kind.row_element))
+        return self.stride * (self.tiles * self.height * size_bytes(self.kind.row_element))
 
     @inline
     def compute(self, args: ptr, to: ptr, row: Count, rows: Count, k: Count, depth: Count) -> None:
@@ -130,9 +140,15 @@ def compute_rows(
         if left != 0:
             mask = lanes(left, width)
             x = kind.prepared(builder(), at(k + whole, mask))
+            if rows_of_a.unit > 1:
+                x = select(mask, bitcast(x, vector(kind.moved, width)), 0)
             store(x, gep(there, whole, kind.row_element))
             if kind.counts_rows:
                 total += select(mask, sext(x, i32), 0)
+        if rows_of_a.unit > 1:
+            zeros = constant(vector(kind.moved, width), 0)
+            for j in loop(round_up(depth, width), round_up(depth, rows_of_a.unit), width):
+                store(zeros, gep(there, j, kind.row_element))
         if kind.counts_rows:
             assert isinstance(rows_of_a.k, int)
             store(reduce_add(total), byte_at(there, row_sum_at(rows_of_a.k)), 1)
