@@ -127,7 +127,7 @@ _MATRICES = {
     **dict.fromkeys([(0, 0x5E), (1, 0x5E), (2, 0x5E), (3, 0x5E)], "amx-int8"),
     (2, 0x5C): "amx-bf16",
 }
-"""The same of ldtilecfg and tilerelease, tilezero, tilestored and tileloadd; of dot products of bytes, of bf16."""
+"""The same of ldtilecfg and tilerelease, tilezero, tilestored, tileloadd; of dot products of AMX."""
 
 
 def _unknown(data: bytes) -> tuple[str, int]:

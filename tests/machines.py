@@ -36,9 +36,9 @@ def to_execute(name: str) -> str:
 def on_targets(found: Sequence[Target | str]) -> Callable[[Test], Test]:
     """Decorator: a test with the parameter `target`, for code that is executed.
 
-    By default a case runs on the best of these targets that is not emulated, and on one other, which one depends on the case: each
-    target gets its share. `-m slow` has the rest. Where `RLX_HOST` plays a lesser machine, a case runs on the
-    best target only: the others are the host of another run.
+    By default a case runs on the best of these targets that is not emulated and on one other, which one
+    depends on the case: each target gets its share. `-m slow` has the rest. Where `RLX_HOST` plays a lesser
+    machine, a case runs on the best target only: the others are the host of another run.
     """
 
     def decorated(test: Test) -> Test:

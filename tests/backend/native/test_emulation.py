@@ -183,7 +183,7 @@ def test_an_instruction_without_a_twin_is_refused_by_name() -> None:
     f = Module(TWIN).function("f", [("<16 x float>", "x")])
     with pytest.raises(UnsupportedError, match=r"avx512\.rcp14.* is not emulated"):
         f.intrinsic("llvm.x86.avx512.rcp14.ps.512", "<16 x float>", f.args[0], feature="avx512f")
-    with pytest.raises(CompileError, match="x86-64-v3 needs no emulation; only x86-64-v4-bf16"):
+    with pytest.raises(CompileError, match="x86-64-v3 needs no emulation; only x86-64-v4-amx"):
         emulated(resolve("x86-64-v3"))
 
 

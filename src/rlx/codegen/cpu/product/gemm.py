@@ -284,7 +284,7 @@ class _Gemm(ProductDriver):
     def product(self, a: ptr, b: ptr, c: ptr, part: Part) -> None:
         """A part of one matmul."""
         first, stop = part.panels()
-        low, high = (part.low, part.high) if self.computed is None else part.needed_rows()
+        low, high = (part.low, part.high) if self.computed is None else part.needed_rows(first, stop)
         own = Rows(part, low, high)
 
         near = self.near

@@ -120,9 +120,8 @@ class Part:
         return self.start - before, self.end - before
 
     @inline
-    def needed_rows(self) -> tuple[Count, Count]:
-        """Its row tiles of all panels: of one panel, no more than are needed."""
-        first, stop = self.panels()
+    def needed_rows(self, first: Count, stop: Count) -> tuple[Count, Count]:
+        """Its row tiles of all its panels first..stop: of one panel, no more than are needed."""
         single, (top, bottom) = ule(stop - first, 1), self.of_panel(first)
         return select(single, max(self.low, top), self.low), select(single, min(self.high, bottom), self.high)
 

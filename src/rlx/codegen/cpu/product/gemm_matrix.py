@@ -123,7 +123,7 @@ class MatrixGemm(ProductDriver):
     def product(self, a: ptr, b: ptr, c: ptr, part: Part) -> None:
         """A part of one matmul: a block of rows meets all panels, then the next."""
         first, stop = part.panels()
-        low, high = part.needed_rows()
+        low, high = part.needed_rows(first, stop)
         for tile in loop(low, high, self.rows_of_a.tiles):
             until = min(tile + self.rows_of_a.tiles, high)
             row0 = self.tiles.row(self.main, tile)
