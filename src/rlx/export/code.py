@@ -2,7 +2,8 @@
 
 `rlx_init` makes a context in memory of the caller's, `rlx_bind` sets sizes, `rlx_run` runs all steps, and
 `rlx_reset` begins a stream anew. They allocate nothing, keep nothing outside a context and call nothing but
-kernels. A context begins with words (`Context`), then come sizes, shapes and the spaces of the plan.
+kernels; where those use AMX, `rlx_init` asks Linux for it. A context begins with words (`Context`), then come
+sizes, shapes and the spaces of the plan.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 
 from rlx.codegen.native.irtext import Bool, Int, Module, Value
 from rlx.codegen.native.notation import native
-from rlx.codegen.native.words import at, byte_at, external, i32, i64, ptr, select, store
+from rlx.codegen.native.words import at, byte_at, external, i32, i64, ptr, select, store, target
 from rlx.config import VERSION
 from rlx.export.errors import Code, guard_code, size_code, texts_of
 from rlx.export.layout import (
@@ -34,7 +35,9 @@ from rlx.export.steps import StepWriter, rlx_steps
 from rlx.export.tables import Argument, Tables
 from rlx.export.threads import rlx_enlist, rlx_work, rlx_worker, start_others
 from rlx.ir.weights import round_up
+from rlx.system.base import ASK_FOR_MATRICES
 
+_syscall = external("syscall", i64, fixed=1)
 rlx_reset, rlx_bind = external("rlx_reset"), external("rlx_bind", i32)
 
 PUBLIC = tuple(
@@ -229,6 +232,9 @@ def rlx_init(context: ptr, weights: ptr, nbytes: i64, *, version: int, size: int
     payload = byte_at(weights, WEIGHT_HEADER)
     if rlx_checksum(payload, round_up(size, 8) // 8) != weights[3]:
         return i32(Code.DAMAGED)
+    if target().code.has_matrices:
+        if _syscall(*map(i64, ASK_FOR_MATRICES)) != 0:
+            return i32(Code.MACHINE)
     store(payload, at(context, WEIGHTS))
     context[THREADS] = 1
     rlx_reset(context)

@@ -24,6 +24,7 @@ class Code(IntEnum):
     DIVISOR = 11
     ARGUMENT = 12
     THREADS = 13
+    MACHINE = 14
 
 
 TEXTS = {
@@ -40,6 +41,7 @@ TEXTS = {
     Code.RESET: "a run failed and left its states half replaced; call reset first",
     Code.DIVISOR: "these sizes divide by zero; use other sizes",
     Code.THREADS: "the system starts no more threads; use fewer",
+    Code.MACHINE: "the system does not let this process use AMX; export the model for a lesser target",
     Code.ARGUMENT: "an argument is not valid: a null pointer, or fewer than 1 thread",
 }
 

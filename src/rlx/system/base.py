@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+ASK_FOR_MATRICES = (158, 0x1023, 18)
+"""Linux on x86-64: the system call arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), which gives 0."""
+
 
 class System:
     """An operating system. What its methods say of missing things is also in `lacks`, for `rlx doctor`.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlx.system.base import ASK_FOR_MATRICES
 from rlx.system.posix import Posix
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 _MAP_NORESERVE = 0x4000  # Python's mmap module names it from 3.13 on
 _PR_SET_PDEATHSIG = 1
 _AT_HWCAP = 16
-_ARCH_PRCTL = 158  # the system call on x86-64
-_ARCH_REQ_XCOMP_PERM = 0x1023
-_XFEATURE_XTILEDATA = 18
 _BACKGROUND = 10  # niceness of threads that nobody waits for
 
 
@@ -51,7 +49,7 @@ class Linux(Posix):
         """Linux 5.16 gives the permission once for all threads, also later ones, and for forked processes."""
         import ctypes  # start time
 
-        words = (ctypes.c_long(n) for n in (_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA))
+        words = map(ctypes.c_long, ASK_FOR_MATRICES)
         return platform.machine() == "x86_64" and self.c_library().syscall(*words) == 0
 
     def pin(self, thread: int, cpus: Sequence[int]) -> None:

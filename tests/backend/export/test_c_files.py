@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,9 @@ import rlx
 from exported_programs import Example, built, feed_files
 from machines import to_execute
 from rlx import ops
+from rlx.export.errors import Code
 from rlx.ir.graph import Graph, Node
+from rlx.target.cpu import resolve, runs_here
 
 
 @pytest.fixture(autouse=True)
@@ -214,3 +217,19 @@ int main(int argc, char **argv) {
     return failed[0] != NULL || failed[1] != NULL || failed[2] != NULL;
 }
 """
+
+
+def test_amx_is_asked_for_before_it_is_used(tmp_path: Path) -> None:
+    """A library for a machine that this one is not says so; it does not die of an unknown instruction."""
+    name = "x86-64-v4-amx"
+    if not runs_here(resolve("x86-64-v4-bf16-vnni")):
+        pytest.skip("the code that opens a model has AVX-512")
+    g = Graph("net")
+    w = g.param("w", (64, 48), "i8", np.ones((64, 48), np.int8))
+    g.output("y", ops.dot_general(g.input("x", (3, 64), "u8"), w, ((1,), (0,)), out_dtype="i32"))
+    rlx.compile(g, threads=1).export(tmp_path, "c", name="net", target=name)
+    library, model = ctypes.CDLL(str(tmp_path / "libnet.so")), ctypes.c_void_p()
+    code = library.net_open(ctypes.byref(model), str(tmp_path / "net.weights").encode(), 1)
+    assert code == (Code.OK if runs_here(resolve(name)) else Code.MACHINE)
+    library.net_error.restype = ctypes.c_char_p
+    assert b"AMX" in library.net_error(Code.MACHINE)
