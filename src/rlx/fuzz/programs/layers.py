@@ -33,10 +33,16 @@ def times(d: Draw, x: str, y: str) -> str:
     return f"{x} @ {y}" if d.kind(x) in ("f32", "f64") else f"ops.matmul({x}, {y})"
 
 
-def integer_product(d: Draw) -> object:
-    x = d.value(["u8", "i8"], 2, 3)
-    w = d.input("i8", [*d.named(d.shape(x)[-1:]), d.size()], Values(-128, 127))
-    return d.emit(f"ops.matmul_integer({x}, {w})")
+def narrow_product(d: Draw) -> object:
+    """Rows of bytes or of bf16, which are computed or not, times weights."""
+    kind = d.choose(("u8", "i8", "bf16"))
+    whole = kind != "bf16"
+    x, rows = d.value([kind], 2, 3), None
+    if d.chance(0.4):
+        (rows,) = d.emit(f"ops.bitwise_xor({x}, 85)" if whole else f"ops.silu({x})")
+    values = Values(-128, 127) if whole else None
+    w = d.input("i8" if whole else kind, [*d.named(d.shape(x)[-1:]), d.size()], values, weight=0.8)
+    return d.emit(f"ops.{'matmul_integer' if whole else 'matmul'}({rows or x}, {w})")
 
 
 def coded_product(d: Draw) -> object:
@@ -167,7 +173,7 @@ def rotate(d: Draw) -> object:
 
 LAYERS: tuple[tuple[float, Callable[[Draw], object]], ...] = (
     (2.5, product),
-    (0.3, integer_product),
+    (1.0, narrow_product),
     (0.3, coded_product),
     (1.5, convolution),
     (0.6, pool),
