@@ -21,6 +21,7 @@ from rlx.codegen.cpu.build import build_kernels
 from rlx.codegen.cpu.product.packing import pack_weights, panels_of
 from rlx.codegen.native import jit
 from rlx.ir.graph import Graph, Node
+from rlx.plan import stream
 from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target, resolve, targets
 
@@ -241,6 +242,69 @@ def test_programs_of_bf16(m: int) -> None:
 def instructions_of_precision(graph: Graph) -> set[str]:
     texts = build_kernels(plan(graph, target=NAME, precision="bf16"), REAL).texts
     return {found for text in texts for found in INSTRUCTION.findall(jit.assembly(text, REAL))}
+
+
+def check_random(seed: int) -> None:
+    """A product with weights: rows from memory or computed, also through a transpose, with any end; known and
+    open sizes, one to three threads."""
+    rng = np.random.default_rng(seed)
+    kind, (m, k, n) = str(rng.choice(["u8", "i8", "bf16"])), (int(x) for x in rng.integers(1, 150, 3))
+    batch, whole = int(rng.integers(1, 4)), kind != "bf16"
+    swapped, computed, end = rng.random() < 0.3, rng.random() < 0.4, str(rng.choice(list(ENDS)))
+    x = left(rng, kind, batch * m, k) if whole else random((batch * m, k), kind, seed)
+    x = x.reshape((m, batch, k) if swapped else (batch, m, k))
+    w = weights(rng, "outliers", k, n) if whole else random((k, n), kind, seed + 1)
+
+    def graph(open_: bool) -> Graph:
+        g = Graph("random")
+        rows: tuple[int | str, ...] = ("m", batch, k) if swapped else (batch, "m", k)
+        a = g.input("x", rows if open_ else x.shape, kind)
+        a = rlx.ops.transpose(a, (1, 0, 2)) if swapped else a
+        if computed:
+            a = rlx.ops.bitwise_xor(a, 85) if whole else rlx.ops.maximum(a, 0.5)
+        right = g.param("w", w.shape, "i8" if whole else kind, w)
+        y = rlx.ops.dot_general(a, right, ((2,), (0,)), out_dtype="i32" if whole else "f32")
+        g.output("y", ENDS[end](y) if whole else y * 0.5)
+        return g
+
+    feed, wanted = {"x": x}, evaluate(graph(False), {"x": x})["y"]
+    options = [{"threads": int(t)} for t in rng.permutation(3)[:2] + 1]
+    found = [
+        rlx.compile(graph(open_), target=target().name, **given).run(feed)["y"]
+        for open_ in (False, True)
+        for given in options
+    ]
+    assert len({y.tobytes() for y in found}) == 1
+    if whole:
+        np.testing.assert_array_equal(found[0], wanted)
+    else:
+        rows = np.maximum(x, x.dtype.type(0.5)) if computed else x
+        rows = (rows.transpose(1, 0, 2) if swapped else rows).reshape(-1, k)
+        same(found[0].reshape(-1, n), product_of_bf16(rows, w) * np.float32(0.5))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs(seed: int) -> None:
+    check_random(seed)
+
+
+@pytest.mark.parametrize("kind", ["u8", "bf16"])
+def test_weights_that_come_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are streamed: every part is a range of panels."""
+    monkeypatch.setattr(stream, "MOST_GROUP", 16 << 10)
+    g = Graph("parts")
+    y = g.input("x", ("m", 256), kind)
+    stored, out = ("i8", "i32") if kind == "u8" else (kind, "f32")
+    for i in range(3):
+        w = g.param(f"w{i}", (256, 256), stored, random((256, 256), stored, i))
+        y = rlx.ops.dot_general(y, w, ((1,), (0,)), out_dtype=out)
+        y = rlx.ops.cast(rlx.ops.bitwise_and(y, 255) if kind == "u8" else y * 0.05, kind)
+    g.output("y", y)
+    x = random((21, 256), kind, 9)
+    made = rlx.compile(g, target=target().name, threads=2)
+    parts = rlx.compile(g, target=target().name, threads=2, weight_budget="160KiB")
+    assert max(fetch.parts for fetch in parts.lir.plan.fetches) > 2
+    assert made.run({"x": x})["y"].tobytes() == parts.run({"x": x})["y"].tobytes()
 
 
 def test_a_quantised_layer() -> None:

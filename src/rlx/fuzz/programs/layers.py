@@ -42,7 +42,10 @@ def narrow_product(d: Draw) -> object:
         (rows,) = d.emit(f"ops.bitwise_xor({x}, 85)" if whole else f"ops.silu({x})")
     values = Values(-128, 127) if whole else None
     w = d.input("i8" if whole else kind, [*d.named(d.shape(x)[-1:]), d.size()], values, weight=0.8)
-    return d.emit(f"ops.{'matmul_integer' if whole else 'matmul'}({rows or x}, {w})")
+    if whole:
+        return d.emit(f"ops.matmul_integer({rows or x}, {w})")
+    axes = f"(({d.rank(x) - 1},), (0,))"
+    return d.emit(f"ops.dot_general({rows or x}, {w}, {axes}, out_dtype='f32')")
 
 
 def coded_product(d: Draw) -> object:
