@@ -90,9 +90,13 @@ class MatrixGemm(ProductDriver):
 
     @property
     def scratch_bytes(self) -> Size:
-        return (
-            self.rows_of_a.scratch_bytes + self.stage_bytes + (ROWS * self.vectors * LINE if self.rest else 0)
-        )
+        last_steps = ROWS * self.vectors * LINE if self.rest else 0
+        return self.rows_of_a.scratch_bytes + self.stage_bytes + last_steps
+
+    @property
+    def block_tiles(self) -> int:
+        """Row tiles that meet all panels before the next ones: pairs, where there is room."""
+        return max(1, self.rows_of_a.tiles // _TILES * _TILES)
 
     @inline
     def plan(self, panels: Count) -> None:
@@ -124,16 +128,14 @@ class MatrixGemm(ProductDriver):
         """A part of one matmul: a block of rows meets all panels, then the next."""
         first, stop = part.panels()
         low, high = part.needed_rows(first, stop)
-        for tile in loop(low, high, self.rows_of_a.tiles):
-            until = min(tile + self.rows_of_a.tiles, high)
+        for tile in loop(low, high, self.block_tiles):
+            until = min(tile + self.block_tiles, high)
             row0 = self.tiles.row(self.main, tile)
             count = self.tiles.row(self.main, until) - row0
             self.rows_of_a.compute(self.args, self.place_of_rows, row0, count, 0, self.k)
-
             rows = BlockOfRows(part, tile, until, row0)
             for j in loop(first, min(stop, self.full)):
                 self.panel(b, c, j, self.vectors, rows)
-
             if stop > self.full:
                 self.last_panel(b, c, self.vectors, rows)
 
