@@ -24,10 +24,10 @@ from rlx.codegen.cpu.product.gemm_driver import (
     with_rows_from_memory,
 )
 from rlx.codegen.cpu.product.gemm_end import TileEnd
+from rlx.codegen.cpu.product.matrices import COUNT, LINE, ROWS, STATE_BYTES, Matrices, shapes
 from rlx.codegen.cpu.product.microkernel import kind_of
 from rlx.codegen.native.irtext import Function, Module, vector
 from rlx.codegen.native.irtypes import Value, constant, size_bytes
-from rlx.codegen.native.matrices import COUNT, LINE, ROWS, STATE_BYTES, Matrices, shapes
 from rlx.codegen.native.notation import inline, native, write
 from rlx.codegen.native.words import (
     alloca,

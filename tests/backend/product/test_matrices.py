@@ -11,10 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from amx_model import dot_bf16, dot_bytes, tile_load
-from rlx.codegen.native import jit, matrices
+from rlx.codegen.cpu.product import matrices
+from rlx.codegen.cpu.product.matrices import COUNT, LINE, ROWS, STATE_BYTES, Matrices, shapes
+from rlx.codegen.native import jit
 from rlx.codegen.native.elf import undefined_symbols
 from rlx.codegen.native.irtext import Module
-from rlx.codegen.native.matrices import COUNT, LINE, ROWS, STATE_BYTES, Matrices, shapes
 from rlx.codegen.native.notation import write
 from rlx.errors import UnsupportedError
 from rlx.target.cpu import emulated, resolve, runs_here
