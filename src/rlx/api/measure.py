@@ -244,7 +244,7 @@ def _program(
     graph: Graph, gate: IoFusionGate, pins: dict[tuple[int, int], bool], target: str, threads: int | None
 ) -> _Side | None:
     """A bound program; None if the host would have to compute a part of it."""
-    mir, _ = fuse(materialize_outputs(graph), FuseOptions(gate, resolve(target).prices, None, pins, supports))
+    mir, _ = fuse(materialize_outputs(graph), FuseOptions(gate, resolve(target), None, pins, supports))
     planner = Planner(mir, {})
     lir = LirModule(mir, planner.plan(), target=target, planner=planner)
     kernels, code = native_code(lir, resolve(target), cache=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlx.api.lowering import lower, optimize
 from rlx.codegen.cpu.build import cuts, order_of, panel_tiles, supports
@@ -38,21 +38,11 @@ from rlx.rewrite.statistics import use_statistics
 from rlx.rewrite.weight_layout import pack_weights
 from rlx.runtime.empty import run_empty_records
 from rlx.target.cpu import resolve
-from rlx.target.prices import Prices
+from rlx.target.prices import Machine
 from rlx.target.tiles import ConvTarget
 
 if TYPE_CHECKING:
     from rlx.api.options import Options, Settled
-
-
-class Machine(Protocol):
-    """What kernels are compiled for."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def prices(self) -> Prices: ...
 
 
 class Planning:
@@ -64,7 +54,7 @@ class Planning:
         self.gate = _gate(options.gate, options.device)
         self.trace = Trace(options.checks, options.dump, options.override or {})
         self.prices = self.machine.prices
-        self.fusing = fusion.FuseOptions(self.gate, self.prices, options.assume, supports=supported)
+        self.fusing = fusion.FuseOptions(self.gate, self.machine, options.assume, supports=supported)
         self.derived: Graph | None = None  # params -> weights as kernels read them
         self.unfused: Graph | None = None
         self.decisions: Sequence[Decision] = ()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import replace
 
+from rlx.cost.instructions import Evaluation, evaluation
 from rlx.cost.io import IoModel
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.types import Shape, TupleType
 from rlx.kernel.form import CodedContract, Contract, Conv, Form, Map, Pieces, Reduce
 from rlx.kernel.lowering import lower_node, pieces_body, storage_of_codes
-from rlx.kernel.scalar import LOADS, Scalar, axes, body_cost, const, load_index, replace_axes
+from rlx.kernel.scalar import LOADS, PRIMITIVES, Scalar, axes, const, load_index, replace_axes
 from rlx.records import dataclass
-from rlx.target.prices import DEVICES, Prices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,8 +51,8 @@ def is_point(index: Sequence[Scalar], point: Sequence[Scalar], shape: Shape) -> 
 class Facts:
     """A MIR graph with everything that fusion wants to know about its nodes."""
 
-    def __init__(self, graph: Graph, io: IoModel, prices: Prices = DEVICES["cpu"]) -> None:
-        self.graph, self.io, self.prices = graph, io, prices
+    def __init__(self, graph: Graph, io: IoModel) -> None:
+        self.graph, self.io = graph, io
         self.live = graph.live()
         self.kernels = [
             n for n in graph.nodes if n.id in self.live and n.op.role is Role.COMPUTE and not io.is_view(n)
@@ -67,7 +68,8 @@ class Facts:
         self.kept = {io.root(n).id for n in graph.roots()}  # values that must be stored whoever reads them
         self._forms: dict[int, Form | None] = {}
         self._accesses: dict[int, tuple[Access, ...]] = {}
-        self._work: dict[int, int] = {}
+        self._work: dict[int, Evaluation] = {}
+        self._dearest: dict[int, int] = {}
         self._kinds: dict[int, str] = {}
         self._points: dict[int, int] = {}
 
@@ -149,13 +151,27 @@ class Facts:
             at = at.operands[0]
         return index
 
-    def work(self, node: Node) -> int:
-        """Scalar operations per point of a map or reduction."""
+    def work(self, node: Node) -> Evaluation:
+        """What a map or reduction takes at a point."""
         known = self._work.get(node.id)
         if known is None:
+            body, form, size = self.body(node), self.form(node), self.io.size
+            known = Evaluation()
+            if body is not None:
+                space = form.space if isinstance(form, Reduce) else node.shape
+                known = evaluation(body, space, node.operands, size)
+            if isinstance(form, Reduce):
+                known = replace(known, operations=known.operations + 1)  # to combine
+            self._work[node.id] = known
+        return known
+
+    def dearest(self, node: Node) -> int:
+        """Operations of the dearest primitive in a map or reduction, by which kernels keep its value."""
+        known = self._dearest.get(node.id)
+        if known is None:
             body = self.body(node)
-            extra = self.kind(node) == "reduce"
-            known = self._work[node.id] = 0 if body is None else body_cost(body) + extra
+            prims = () if body is None else (PRIMITIVES.get(e.prim) for e in body.walk())
+            known = self._dearest[node.id] = max((p.cost for p in prims if p is not None), default=0)
         return known
 
     def points(self, node: Node) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rlx.cost.decision import Decision, DecisionLog, decide
-from rlx.cost.gate import IoFusionGate, default_gate
+from rlx.cost.gate import IoFusionGate
 from rlx.cost.io import IoModel
 from rlx.cost.profile import GraphIoProfile, fusion_benefit
 from rlx.fuse.attend import Candidate, attention_candidates
@@ -24,7 +24,6 @@ from rlx.fuse.reach import Reach
 from rlx.fuse.regions import Group, Region, RegionMaker, emit_graph
 from rlx.fuse.spectra import is_transform, surround
 from rlx.fuse.trial import Pricing, Trial
-from rlx.fuse.work import evaluated_work
 from rlx.ir.dim import sym
 from rlx.ir.dims.choice import CHOICES, Choice
 from rlx.ir.graph import Graph, Node
@@ -32,7 +31,7 @@ from rlx.ir.types import TensorType
 from rlx.kernel.nests import ComposeError, Kernel
 from rlx.kernel.rounding import rounds_by_kernel
 from rlx.records import dataclass
-from rlx.target.prices import DEVICES, Prices
+from rlx.target.prices import Machine
 
 MOST_NODES = 64  # ops in one kernel
 MOST_AHEAD = 12  # ops to look past the best group so far
@@ -51,7 +50,7 @@ class FuseOptions:
     """What decides about fusion besides the graph."""
 
     gate: IoFusionGate
-    prices: Prices = DEVICES["cpu"]
+    machine: Machine
     assume: Mapping[str, int] | None = None
     pins: Pins | None = None
     supports: Supports = lambda kernel, types: None
@@ -62,7 +61,7 @@ class Fuser:
 
     def __init__(self, graph: Graph, options: FuseOptions) -> None:
         self.graph, self.options, self.gate = graph, options, options.gate
-        self.facts = Facts(graph, IoModel(graph, options.assume), options.prices)
+        self.facts = Facts(graph, IoModel(graph, options.assume))
         self.reach = Reach(self.facts)
         self.maker = RegionMaker(self.facts)
         self.log = DecisionLog()
@@ -70,7 +69,7 @@ class Fuser:
         self.groups: dict[int, Group] = {}
         self.fits: dict[int, Fit] = {}
         self.homes: dict[int, set[int]] = {}  # node -> groups that evaluate it
-        self.pricing = Pricing(self.facts)
+        self.pricing = Pricing(self.facts, options.machine)
         self._pinned: dict[int, list[tuple[int, bool]]] = {}
         for (a, b), together in sorted((options.pins or {}).items()):
             graph.node(a), graph.node(b)
@@ -132,10 +131,9 @@ class Fuser:
             return
         where = self.where((candidate.first, candidate.second))
         score = self.gate.score_ps(fusion_benefit(start.before, start.after))
+        compute, nodes = start.compute_ps_added, candidate.nodes
         self.log.add(
-            Decision(
-                candidate.nodes, start.before, start.after, score, 0, False, why, where, apart, "attention"
-            )
+            Decision(nodes, start.before, start.after, score, compute, False, why, where, apart, "attention")
         )
 
     def grow(self, start: Trial, rule: str, backward: bool, kinds: Sequence[str]) -> None:
@@ -211,7 +209,7 @@ class Fuser:
     def gain(self, t: Trial) -> int:
         """Picoseconds that a group saves."""
         score = self.gate.score_ps(fusion_benefit(t.before, t.after))
-        return score - self.options.prices.elementwise_ps * t.work_added
+        return score - t.compute_ps_added
 
     def better_elsewhere(self, now: Trial, node: Node) -> bool:
         """Whether an op is better computed by its only reader, from values that are stored in any case."""
@@ -281,7 +279,7 @@ class Fuser:
 
     def record(self, t: Trial, rule: str) -> None:
         pin = True if self.wishes(t) else None
-        compute = self.options.prices.elementwise_ps * t.work_added
+        compute = t.compute_ps_added
         where = self.where(t.members)
         self.log.add(
             decide(self.gate, t.members, t.before, t.after, compute, rule=rule, where=where, pin=pin)
@@ -321,7 +319,7 @@ class Fuser:
             wider = t.add(node, t.span | self.reach.span([node.id]))
         except Misfit as why:
             return str(why), 0
-        compute = self.options.prices.elementwise_ps * (wider.work_added - t.work_added)
+        compute = wider.compute_ps_added - t.compute_ps_added
         if not wider.span.acyclic:
             return "another kernel between them needs one and feeds the other", compute
         if node.id in self.group_of:
@@ -396,7 +394,7 @@ class Fuser:
                 self.homes[n.id].add(r)
         self.drop_unneeded(number)
         after, work_after = self.cost_of([g for g in involved if g in self.groups])
-        compute = self.options.prices.elementwise_ps * (work_after - work_before)
+        compute = work_after - work_before
         region = sorted({m for group, _ in undo.values() for m in group.evaluated})
         where = self.where([i])
         rule = self.spread_rule(i, readers)
@@ -464,12 +462,12 @@ class Fuser:
                 self.homes[i].discard(number)
 
     def cost_of(self, numbers: Sequence[int]) -> tuple[GraphIoProfile, int]:
-        """IO and operations of groups as they are."""
+        """IO of groups as they are, and picoseconds of computing."""
         io, work = GraphIoProfile(), 0
         for g in numbers:
             outputs = self.outputs_of(g)
             io += self.pricing.group(self.groups[g].evaluated, outputs)
-            work += evaluated_work(self.facts, self.fits[g], outputs)
+            work += self.pricing.work.evaluated_ps(self.fits[g], outputs)
         return io, work
 
     def group_refused(self, number: int) -> str | None:
@@ -481,9 +479,9 @@ class Fuser:
         return self.unsupported(region)
 
 
-def fuse(graph: Graph, options: FuseOptions | None = None) -> tuple[Graph, DecisionLog]:
+def fuse(graph: Graph, options: FuseOptions) -> tuple[Graph, DecisionLog]:
     """Replace groups of ops by region nodes; also gives the record of every decision."""
-    fuser = _grouped(graph, options or FuseOptions(default_gate("cpu")))
+    fuser = _grouped(graph, options)
     groups = list(fuser.groups.values())
     outputs = {group: fuser.outputs_of(number) for number, group in fuser.groups.items()}
     return emit_graph(fuser.facts, groups, outputs, fuser.maker), fuser.log

@@ -82,7 +82,7 @@ class _Grower:
                     continue
                 readers = facts.readers[root]
                 if set(readers) <= above and (
-                    facts.work(facts.graph.nodes[root]) == 0
+                    facts.dearest(facts.graph.nodes[root]) == 0
                     or self.evaluations(root, above) <= self.elements(root)
                 ):
                     yield facts.graph.nodes[root]

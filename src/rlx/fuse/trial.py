@@ -10,16 +10,17 @@ from rlx.fuse.facts import Facts
 from rlx.fuse.fit import Fit
 from rlx.fuse.reach import Reach, Span
 from rlx.fuse.regions import Group
-from rlx.fuse.work import evaluated_work, separate_work
+from rlx.fuse.work import Work
 from rlx.ir.graph import Node
 from rlx.records import dataclass
+from rlx.target.prices import Machine
 
 
 class Pricing:
     """IO of ops alone and of groups, at the assumed sizes."""
 
-    def __init__(self, facts: Facts) -> None:
-        self.facts = facts
+    def __init__(self, facts: Facts, machine: Machine) -> None:
+        self.facts, self.work = facts, Work(facts, machine)
         self._single: dict[int, GraphIoProfile] = {}
 
     def single(self, i: int) -> GraphIoProfile:
@@ -90,12 +91,12 @@ class Trial:
         return self.pricing.of(self.reads, self.outputs, self.before.sync_points)
 
     @cached_property
-    def work_added(self) -> int:
-        """Operations beyond those of its ops as separate kernels."""
+    def compute_ps_added(self) -> int:
+        """Picoseconds of computing beyond that of its ops as separate kernels."""
         if self.pointwise or self._single:
             return 0
-        facts = self.pricing.facts
-        return evaluated_work(facts, self.fit, self.outputs) - separate_work(facts, self.fit)
+        work = self.pricing.work
+        return work.evaluated_ps(self.fit, self.outputs) - work.separate_ps(self.fit)
 
     @property
     def _single(self) -> bool:

@@ -17,7 +17,7 @@ from rlx.errors import CompileError, ConfigError
 from rlx.records import dataclass
 from rlx.system import SYSTEM
 from rlx.target import cpuid, hwcaps
-from rlx.target.prices import DEVICES, Prices
+from rlx.target.prices import DEVICES, Again, Prices
 from rlx.target.rates import Rates, rates_of
 
 BITS = {
@@ -71,6 +71,18 @@ class Target:
     def rates(self) -> Rates:
         """How fast it is, for predictions."""
         return rates_of(self.name)
+
+    @property
+    def again(self) -> Again:
+        """What the gate charges for values that are computed again."""
+        rates, cores = self.rates, self.prices.cores
+        vectors = self.lanes("f32") * cores
+        return Again(
+            operation_fs=round(1000 * rates.op_ps / vectors),
+            reload_fs=round(2000 * rates.load_ps / vectors),
+            gather_fs=round(1000 * rates.gather_ps / cores),
+            index_fs=round(1000 * rates.index_ps / cores),
+        )
 
     @property
     def x86(self) -> bool:

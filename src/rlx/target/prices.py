@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Protocol
 
 from rlx.errors import DeviceError
 from rlx.records import dataclass
@@ -42,13 +43,12 @@ class Prices:
 
     # Prologues: what a kernel computes again for every group of columns, thread or band.
     saved_operations: int = 8  # from which kernels keep a value for the next pass
-    reload_operations: int = 2  # what keeping and loading it then costs
     shared_rows: int = 128  # of a matmul, from which threads share rows; fewer go to all threads
     group_columns: int = 256  # of a right operand that is not in panels, for which rows are computed together
     band_bytes: int = 1 << 19  # of lines that a convolution computes together
-    # Operations per element that scratch costs a convolution which could read its image in place
+    # Per element that a convolution which could read its image in place gets through scratch
     # (single pixels of 96 x 112 x 112 to 24 channels on two threads: 1.88 ms in two kernels, 1.93 ms in one).
-    in_place_operations: int = 24
+    in_place_ps: int = 360
 
     # Convolutions, on one core.
     flops: float = 117.0  # per ns
@@ -63,6 +63,35 @@ class Prices:
     rank_sum_byte_ns: float = 0.25
     rank_contraction_ns: float = 0.02  # per operation
     rank_elementwise_ns: float = 0.03
+
+
+class Machine(Protocol):
+    """What kernels are compiled for."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def prices(self) -> Prices: ...
+
+    @property
+    def again(self) -> Again: ...
+
+
+@dataclass(frozen=True)
+class Again:
+    """What the gate charges for computing values again, in femtoseconds of the whole device per element."""
+
+    operation_fs: int  # an instruction of elementwise code
+    reload_fs: int  # keeping a value for the next pass over a row, and loading it there
+    gather_fs: int  # a value that is loaded by itself
+    index_fs: int  # an operation on its index
+
+    @classmethod
+    def of(cls, prices: Prices) -> Again:
+        """Of a device whose instructions are not known one by one: each takes as long as an operation."""
+        operation = 1000 * prices.elementwise_ps
+        return cls(operation, 2 * operation, 0, operation)
 
 
 DEVICES: Mapping[str, Prices] = MappingProxyType(

@@ -26,7 +26,7 @@ from rlx.kernel.scalar import LOADS, Scalar
 from rlx.kernel.views import View, view_layouts
 from rlx.plan.lir import LirModule
 from rlx.records import dataclass
-from rlx.target.prices import DEVICES, Prices
+from rlx.target.prices import DEVICES, Again, Prices
 
 _NOT_HERE = {
     AttentionNest: "attention as one kernel",
@@ -44,6 +44,11 @@ class OpenCLTarget:
 
     float64: bool = True
     prices: Prices = DEVICES["opencl"]
+
+    @property
+    def again(self) -> Again:
+        """What the gate charges for values that are computed again."""
+        return Again.of(self.prices)
 
     @property
     def name(self) -> str:

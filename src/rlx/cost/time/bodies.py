@@ -4,28 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from rlx.cost.instructions import instructions
 from rlx.cost.time.reads import Read, read_of
 from rlx.cost.time.work import Setting
-from rlx.kernel.scalar import LOADS, PRIMITIVES, Scalar
+from rlx.kernel.scalar import LOADS, Scalar
 from rlx.records import dataclass
 from rlx.target.rates import Rates
-
-# Instructions of vector code, where they are not the op's own `cost`, which fusion counts with.
-INSTRUCTIONS = {
-    "sqrt": 8,
-    "rsqrt": 10,
-    "log": 24,
-    "log2": 24,
-    "log10": 24,
-    "log1p": 30,
-    "sin": 36,
-    "cos": 36,
-    "tan": 60,
-    "pow": 150,
-    "mod": 20,
-    "floor_div": 12,
-    "rounded": 2,
-}
 
 
 @dataclass(frozen=True)
@@ -87,7 +71,7 @@ def evaluated(
             chains[e] = max(visit(e.args[1]), visit(e.args[2]))
             return chains[e]
         below = max((visit(a) for a in e.args), default=0.0)
-        own = _instructions(e) if inner(e) else 0.0
+        own = instructions(e) if inner(e) else 0
         operations += own
         chains[e] = below + own
         return chains[e]
@@ -99,13 +83,3 @@ def evaluated(
 def _reads(e: Scalar) -> bool:
     """Whether an expression depends on data."""
     return any(x.prim in LOADS or x.prim == "acc" for x in e.walk())
-
-
-def _instructions(e: Scalar) -> float:
-    """Vector instructions of one expression, in vectors of 32-bit lanes."""
-    if e.prim == "cast" or (e.prim == "div" and e.args[1].prim == "const"):
-        count = 1.0
-    else:
-        count = float(INSTRUCTIONS.get(e.prim) or PRIMITIVES[e.prim].cost)
-    wide = max((a.dtype.itemsize for a in (e, *e.args)), default=4)
-    return count * (2.0 if wide == 8 and not e.dtype.is_float else 1.0)
