@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from rlx.api.lowering import lower, optimize
@@ -88,6 +88,7 @@ class Planning:
             planner=planner,
             unfused=self.unfused,
             trace=self.trace,
+            again=asdict(self.machine.again),
         )
         if options.weight_budget is not None:
             made.set_weight_budget(options.weight_budget, cuts(made) if options.device == "cpu" else {})

@@ -45,6 +45,8 @@ def _lines(a: LirModule, b: LirModule) -> Iterator[str]:
         yield from _changed(f"option {key}", a.options.get(key), b.options.get(key))
     for key in (*a.gate, *(k for k in b.gate if k not in a.gate)):
         yield from _changed(f"gate {key}", a.gate.get(key), b.gate.get(key))
+    for key in (*a.again, *(k for k in b.again if k not in a.again)):
+        yield from _changed(f"again {key}", a.again.get(key), b.again.get(key))
     yield from _changed("sizes", _sizes(a), _sizes(b))
     yield f"kernels   {len(costs[0])} -> {len(costs[1])}"
     moved = [sum(c.io.device_traffic_bytes for c in side) for side in costs]

@@ -382,6 +382,9 @@ def _decisions(module: LirModule) -> list[str]:
     if module.gate:
         gate = ", ".join(f"{k} {v}" for k, v in module.gate.items() if not isinstance(v, bool))
         lines += _wrapped(f"the gate: {gate}", "  ")
+    if module.again:
+        again = ", ".join(f"{k} {v}" for k, v in module.again.items())
+        lines += _wrapped(f"to compute again, per element: {again}", "  ")
     rules = Counter(d.rule for d in kept)
     lines.append("  kept: " + ", ".join(f"{rule} ({n})" for rule, n in rules.most_common()))
     if refused:

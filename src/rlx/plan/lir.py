@@ -332,6 +332,7 @@ class LirModule:
     planner: Any = None
     unfused: Graph | None = None  # MIR before fusion: what ids in `decisions` mean
     trace: Any = None  # stages and firings of rules
+    again: dict[str, int] = field(default_factory=dict)  # what fusion charged for computing values again
 
     @property
     def name(self) -> str:

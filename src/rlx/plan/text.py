@@ -25,6 +25,7 @@
       input "x" %0
       output "y" %7
     }
+    again "operation_fs" = 4375       what fusion charged for computing values again
     decision {...}                    JSON, one line each: what fusion decided
     stage "expand" 136                what was done to get here: a stage, and the values in the graph after it
     firing {...}                      a rewrite, with its rule and place
@@ -105,6 +106,8 @@ def _lines(
 
 def _record_lines(module: LirModule) -> Iterator[str]:
     """How the program came to be: decisions, stages, rewrites."""
+    for key, value in module.again.items():
+        yield f"again {string_text(key)} = {json.dumps(value)}"
     for decision in module.decisions:
         told = replace(decision, ops=decision_ops(decision, module.unfused))
         yield f"decision {json.dumps(told.to_json())}"
@@ -237,7 +240,7 @@ class _Reader:
         if self.line() != f"rlx plan {FORMAT}":
             raise self.fail(f"not a plan of format {FORMAT}; it should begin with 'rlx plan {FORMAT}'")
         self.at += 1
-        head: dict[str, dict[str, Any]] = {"option": {}, "gate": {}}
+        head: dict[str, dict[str, Any]] = {"option": {}, "gate": {}, "again": {}}
         words = {"compiler": "", "target": ""}
         graphs: dict[str, Graph] = {}
         plan: LirBufferPlan | None = None
@@ -280,6 +283,7 @@ class _Reader:
             DecisionLog.from_json(decisions),
             planner,
             trace=self.trace if self.trace.stages else None,
+            again=head["again"],
         )
 
     def record(self, word: str, rest: str) -> None:

@@ -77,8 +77,16 @@ class StoredLir(LirModule):
     def decisions(self) -> Any:
         from rlx.cost.decision import DecisionLog  # start time
 
-        lines = [line for line in self._text.splitlines() if line.startswith("decision ")]
+        lines = self._lines("decision ")
         return DecisionLog.from_json(json.loads(line.removeprefix("decision ")) for line in lines)
+
+    @functools.cached_property
+    def again(self) -> dict[str, int]:  # type: ignore[override]
+        lines = (line.removeprefix("again ").partition(" = ") for line in self._lines("again "))
+        return {json.loads(key): json.loads(value) for key, _, value in lines}
+
+    def _lines(self, start: str) -> list[str]:
+        return [line for line in self._text.splitlines() if line.startswith(start)]
 
     @functools.cached_property
     def trace(self) -> Any:
@@ -86,5 +94,5 @@ class StoredLir(LirModule):
 
     def specialize(self, binding: Mapping[str, int]) -> LirModule:
         """The same program placed for other sizes."""
-        names = ("mir", "derived", "target", "options", "gate", "decisions", "planner", "unfused", "trace")
+        names = ("mir derived target options gate decisions planner unfused trace again").split()
         return LirModule(**{n: getattr(self, n) for n in names}, buffers=self.planner.plan(dict(binding)))
