@@ -1,6 +1,7 @@
-"""What things cost on a device, as data: the only constants about speed that plans depend on.
+"""What things cost on a device, as data that plans depend on.
 
-They only have to be right in proportion; `rlx.cost.calibrate` measures a given machine.
+They only have to be right in proportion; `rlx.cost.calibrate` measures a given machine. What named CPUs take
+to compute values again is among their rates (`rates.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Prices:
     host_thunk_penalty_ns: Number
     min_gain_ns: Number
 
-    # Computing. Per operation of the whole device, with as many cores as are assumed to work.
+    # Computing, roughly: who shares work, and what kernels of a budget take. Per operation of the whole
+    # device, with as many cores as are assumed to work.
     elementwise_ps: int = 2
     contraction_ps: int = 1
     cores: int = 2

@@ -1,8 +1,9 @@
 """How fast a named target is: instructions, caches, cores. `explain` predicts times of kernels with them.
 
-No plan depends on these numbers (those of `prices.py` are for decisions), so they may follow the machines
-that people have. They say what code of RLX reaches on one core, not what a data sheet promises. Times of
-instructions are for a vector of the target's width.
+Plans depend on four of these numbers: the gate charges an operation, a load, an element loaded by itself and
+an operation on its index when a kernel computes values again (`Target.again`). A change of those may change
+plans. All others may follow the machines that people have. They say what code of RLX reaches on one core, not
+what a data sheet promises. Times of instructions are for a vector of the target's width.
 """
 
 from __future__ import annotations
