@@ -36,10 +36,10 @@ _EVEN = _LEAVES | {"add", "sub", "mul", "neg"}  # of indices that move in even s
 def instructions(e: Scalar) -> int:
     """Vector instructions of one expression, without its arguments, in vectors of 32-bit lanes.
 
-    >>> from rlx.ir.types import F32
-    >>> from rlx.kernel.scalar import axis, call, cast
-    >>> x = cast(axis(0), F32)
-    >>> instructions(call("sqrt", x)), instructions(x), instructions(axis(0))
+    >>> from rlx.ir.dtype import F32
+    >>> from rlx.kernel.scalar import axis, call, const
+    >>> x = const(2.0, F32)
+    >>> instructions(call("sqrt", x)), instructions(axis(0) + 1), instructions(x)
     (8, 2, 0)
     """
     count = INSTRUCTIONS.get(e.prim)

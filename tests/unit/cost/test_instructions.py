@@ -55,7 +55,7 @@ def test_wider_vectors_compute_again_what_narrow_ones_store() -> None:
 
 
 def test_kinds_of_operations_differ() -> None:
-    costs = [recomputed(f, "x86-64-v3").compute_ps_added for f in (abs, ops.sqrt, ops.exp, ops.sin)]
+    costs = [recomputed(f, "x86-64-v3").compute_ps_added for f in (ops.exp, ops.log, ops.sin)]
     assert costs == sorted(set(costs))
 
 
