@@ -62,6 +62,7 @@ class Target:
     prices: Prices = DEVICES["cpu"]
     emulated: bool = False
     widens_rows: bool = False  # rows of bytes become i16 once per product, not once per tile
+    tried: bool = True  # its code ran on hardware: else it is the host only where `RLX_HOST` names it
 
     def has(self, feature: str) -> bool:
         """Whether code for this target may use `feature` (an LLVM feature name such as "fma")."""
@@ -218,6 +219,7 @@ def _x86(
     tile: tuple[int, int],
     signed_bytes: tuple[int, int] | None = None,
     widens_rows: bool = False,
+    tried: bool = True,
 ) -> Target:
     tiles = _tiles(f64=tile, f32=tile, bf16=tile, f16=tile, u8=tile, i8=signed_bytes or tile)
     return Target(
@@ -232,6 +234,7 @@ def _x86(
         32 << 20,
         tiles,
         widens_rows=widens_rows,
+        tried=tried,
     )
 
 
@@ -244,7 +247,7 @@ def _arm(name: str, features: tuple[str, ...], unsigned_bytes: tuple[int, int] |
 
 
 _NAMED = (  # best first
-    _x86("x86-64-v4-amx", "x86-64-v4", (*_V4_NARROW, *cpuid.MATRICES), 64, 32, (8, 3)),
+    _x86("x86-64-v4-amx", "x86-64-v4", (*_V4_NARROW, *cpuid.MATRICES), 64, 32, (8, 3), tried=False),
     _x86("x86-64-v4-bf16-vnni", "x86-64-v4", _V4_NARROW, 64, 32, (8, 3)),
     _x86("x86-64-v4", "x86-64-v4", _V4, 64, 32, (8, 3)),
     # Signed bytes need registers for what is added to them and for the sums of that.
@@ -335,7 +338,8 @@ def machine_features() -> frozenset[str]:
 
 
 def host() -> Target:
-    """The machine as RLX sees it: what `RLX_HOST` names, else the most capable target that runs here."""
+    """The machine as RLX sees it: what `RLX_HOST` names, else the most capable target that runs here and that
+    was tried on hardware."""
     return _host(config.HOST.get())
 
 
@@ -359,7 +363,8 @@ def _host(name: str | None) -> Target:
     there = [target for target in _NAMED if target.x86 == _is_x86() and not _missing(target, features)]
     if name is None:
         # Every x86-64 machine runs the baseline; anything else only emits for AArch64.
-        return there[0] if there else _BY_NAME["x86-64" if _is_x86() else "aarch64"]
+        tried = [target for target in there if target.tried]
+        return tried[0] if tried else _BY_NAME["x86-64" if _is_x86() else "aarch64"]
     choices = ", ".join(target.name for target in there) or "no target"
     try:
         chosen = resolve(name) if name != "host" else None
