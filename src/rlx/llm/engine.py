@@ -31,6 +31,7 @@ from rlx.llm.model import LanguageModel
 from rlx.llm.schema import Guide
 from rlx.llm.source import Source, open_source
 from rlx.llm.text import ModelText
+from rlx.system import SYSTEM
 
 _COUNTS = (
     "requests", "finished", "cancelled", "failed", "steps",
@@ -39,6 +40,7 @@ _COUNTS = (
 
 
 _NONE = np.empty((0, 0), np.float32)
+QUIET_SECONDS = 0.5  # without requests, after which memory that answers took is given back to the system
 
 
 class QueueFull(RlxError):
@@ -113,6 +115,7 @@ class Engine(ModelText):
         self._new: deque[Run] = deque()
         self._commands: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
+        self._has_worked = False  # since memory was given back to the system
         self._closing = self._giving_up = False
         self._broken: BaseException | None = None
         self._counts = dict.fromkeys(_COUNTS, 0)
@@ -301,7 +304,10 @@ class Engine(ModelText):
         now = self._scheduler
         with self._changed:
             while not (self._new or now.running or now.waiting or self._commands or self._closing):
-                self._changed.wait()
+                if not self._changed.wait(QUIET_SECONDS if self._has_worked else None):
+                    SYSTEM.give_back_memory()
+                    self._has_worked = False
+            self._has_worked = True
             now.waiting += self._new
             self._new.clear()
             commands = list(self._commands)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from rlx.errors import BudgetError, ConfigError, InputError, RlxError
 from rlx.llm import Engine, Generation, Piece, QueueFull, Request, Sampling
 from rlx.llm.batching.pages import PAGE
 from rlx.llm.batching.sequence import Answer
+from rlx.llm.engine import QUIET_SECONDS
+from rlx.system import SYSTEM
 
 MODEL = {**tiny.CONFIGS["llama"], "max_position_embeddings": 512}
 BYTES = PAGE * 3 * 2 * 2 * 16 * 4  # of a page: layers, keys and values, heads, features, f32
@@ -378,3 +381,23 @@ def test_closing(folder: Path, drain: bool) -> None:
     reasons = {g.finish_reason for g in generations}
     assert reasons <= {"stop", "length"} if drain else "cancelled" in reasons
     assert engine.stats()["pages_used"] == 0
+
+
+def test_an_engine_that_has_nothing_to_do_gives_memory_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, again = [], threading.Event()
+
+    def give_back(system: object) -> None:
+        given.append(threading.current_thread().name)
+        again.set()
+
+    monkeypatch.setattr(type(SYSTEM), "give_back_memory", give_back)
+    with Engine(folder) as engine:
+        given.clear()
+        for times in (1, 2):
+            again.clear()
+            assert engine.submit(Request((5, 6, 7), max_tokens=2)).wait(30)
+            assert again.wait(30) and len(given) == times
+        time.sleep(3 * QUIET_SECONDS)
+        assert given == ["rlx-engine"] * 2  # once after each time that it had worked

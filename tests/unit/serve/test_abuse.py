@@ -17,6 +17,7 @@ from served import CONTEXT, Client, held, started, wait_for
 from tiny_chat import write_chat_model
 
 from measured import resident_bytes
+from rlx.llm.engine import QUIET_SECONDS
 from rlx.serve.body import MOST_BODY
 
 CHAT = "/v1/chat/completions"
@@ -193,9 +194,10 @@ def own_process(folder: Path, tmp_path: Path) -> Iterator[tuple[int, Client]]:
 
 
 def left(pid: int, client: Client) -> tuple[int, int]:
-    """Bytes and threads of a server, once it has nothing to do."""
+    """Bytes and threads of a server that has had nothing to do for a while: it gives memory back then."""
     idle = ("rlx_engine_running 0\n", "rlx_engine_waiting 0\n", "rlx_engine_pages_used 0\n")
     wait_for(lambda: all(line in client.get("/metrics").body.decode() for line in idle))
+    time.sleep(3 * QUIET_SECONDS)
     return resident_bytes(pid), len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
@@ -203,6 +205,8 @@ def check_storms(pid: int, client: Client, first: int, goes_on: Callable[[int], 
     """After `first` requests, storms of 100 as long as it goes on: memory stays within 2 %, no slot, page or
     thread is left, and answers are the same. Tells what happened.
     """
+    # The largest step: the memory of values between kernels is there as far as a step has needed it.
+    assert client.chat("z" * (CONTEXT - 25), max_tokens=1).status == 200
     done = storm(client, first, seed=1)
     memory, threads = left(pid, client)
     said = client.chat("Hello", max_tokens=9).text
