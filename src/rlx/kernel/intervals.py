@@ -51,9 +51,9 @@ class Intervals:
             return _both(found[1], found[2])
         if e.prim == "cast":
             return found[0]
-        if None in found or len(found) != 2:
+        if len(found) != 2 or found[0] is None or found[1] is None:
             return None
-        (low, high), (first, last) = found  # type: ignore[misc]
+        (low, high), (first, last) = found[0], found[1]
         if e.prim == "add":
             return low + first, high + last
         if e.prim == "sub":
