@@ -85,17 +85,19 @@ class Part:
 
 def cut_along(box: Box, axis: int, first: int, stop: int) -> Box | None:
     """What a box has of the elements first..stop of an axis, which are counted from 0 then; None: nothing. It
-    begins with a whole step of the first digit."""
+    begins with a whole step of the first digit, and has no padding behind its last one."""
     side = box.sides[axis]
     low, high = max(side.start, first), min(side.stop, stop)
     if low >= high:
         return None
     base, digits = box.base, side.digits
     if digits:
-        ahead, rest = divmod(low - side.start, side.worths()[0])
+        worth = side.worths()[0]
+        ahead, rest = divmod(low - side.start, worth)
         assert rest == 0, "a digit would be cut"
         base += ahead * digits[0].stride
-        digits = (Digit(digits[0].extent - ahead, digits[0].stride), *digits[1:])
+        count = -(-(high - low) // worth)
+        digits = (*([Digit(count, digits[0].stride)] if count > 1 else []), *digits[1:])
     own = Side(low - first, high - first, digits)
     return Box((*box.sides[:axis], own, *box.sides[axis + 1 :]), base)
 

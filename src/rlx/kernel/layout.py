@@ -331,9 +331,12 @@ class Layout(Described):
         >>> layout.slab_step(0), layout.slab_step(1)
         (1, 4)
         """
-        if self.packed is not None or None in self.shape or any(len(f or ()) != 1 for f in self.shape):
+        if None in self.shape or any(len(f or ()) != 1 for f in self.shape):
             return None
         sides = [box.sides[axis] for box in self.boxes]
+        bits = 8 if self.packed is None else self.packed.bits
+        if any(side.digits and side.digits[0].stride * bits % 8 for side in sides):
+            return None
         step = lcm(*[side.worths()[0] for side in sides if side.digits])
         return step if all(side.start % step == 0 for side in sides) else None
 
@@ -345,6 +348,9 @@ class Layout(Described):
         >>> place.tolist()
         [0, 0, 0, 0, 4, 5, 6, 0]
         """
+        if self.packed is not None:
+            self._cut(axis, first, first + x.shape[axis])._pack_bytes(self.packed, x, place)
+            return
         boxes = [cut_along(box, axis, first, first + x.shape[axis]) for box in self.boxes]
         self._pack_elements(x, place.reshape(self.elements), [box for box in boxes if box is not None])
 
@@ -413,18 +419,16 @@ class Layout(Described):
         box = self.boxes[0] if places else None
         if box is None or whole.elements <= _SLAB or box.sides[places[0].axis].digits[0] != places[0].digit:
             return [(whole, 0, 0)]
-        axis, worth, stride = places[0].axis, places[0].worth, places[0].digit.stride
-        side, many = box.sides[axis], max(1, _SLAB * places[0].digit.extent // whole.elements)
-        slabs = []
-        for first in range(0, -(-side.length // worth), many):
-            start, stop = first * worth, min(side.length, (first + many) * worth)
-            count = -(-(stop - start) // worth)
-            digits = (*([Digit(count, stride)] if count > 1 else []), *side.digits[1:])
-            sides = (*box.sides[:axis], Side(0, stop - start, digits), *box.sides[axis + 1 :])
-            cut = Box(sides, box.base + first * stride)
-            sizes = tuple([(n,) for n in (*self.axes[:axis], stop - start, *self.axes[axis + 1 :])])
-            slabs.append((Layout(sizes, self.stored, (cut,), self.packed), axis, start))
-        return slabs
+        axis, worth, length = places[0].axis, places[0].worth, box.sides[places[0].axis].length
+        step = max(1, _SLAB * places[0].digit.extent // whole.elements) * worth
+        starts = range(0, length, step)
+        return [(whole._cut(axis, start, min(length, start + step)), axis, start) for start in starts]
+
+    def _cut(self, axis: int, first: int, stop: int) -> Layout:
+        """Where a tensor in bytes has its elements first..stop of an axis, which are counted from 0 then."""
+        box = cut_along(self.boxes[0], axis, first, stop)
+        sizes = tuple([(n,) for n in (*self.axes[:axis], stop - first, *self.axes[axis + 1 :])])
+        return Layout(sizes, self.stored, () if box is None else (box,), self.packed)
 
     def _unpack_bytes(self, element: Element, stored: np.ndarray) -> np.ndarray:
         runs = np.ascontiguousarray(self._runs(np.ascontiguousarray(stored)))

@@ -10,7 +10,7 @@ from rlx.api.compile import plan
 from rlx.ir.dtype import F32, LazyArray
 from rlx.ir.graph import Graph
 from rlx.kernel.layout import Layout
-from rlx.kernel.panels import Panels
+from rlx.kernel.panels import Panels, QuantLayout
 from rlx.runtime import derive
 from rlx.runtime.derive import lazy_weights
 
@@ -83,6 +83,9 @@ def test_a_table_is_copied_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         Panels(37, 53, 16, 8, 2).layout,
         Panels(5, 8, 16, 8, 4).layout,
         Layout.parse("3,10 -> 30: 0:3=3@4 0:8=2@12,4@1; 0:3=3@2 8:10=2@1 +24"),
+        *QuantLayout(48, 53, bits=4, group=16, lanes=8).layouts,
+        *QuantLayout(41, 70, bits=4, group=8, lanes=16, scale="f16").layouts,
+        *QuantLayout(48, 53, bits=8, group=16, lanes=8, quads=True).layouts,
     ],
     ids=str,
 )
@@ -90,10 +93,12 @@ def test_a_table_is_copied_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_slabs_give_the_whole(layout: Layout, axis: int) -> None:
     shape = tuple(int(n or 0) for n in layout.sizes)
     x = np.arange(1, 1 + shape[0] * shape[1]).reshape(shape)
+    if layout.packed is not None:
+        x = (x % 16 - 8).astype(layout.packed.dtype.np)
     step = layout.slab_step(axis)
     assert step is not None
     for many in (step, 2 * step, 5 * step):
-        place = np.zeros(layout.elements, x.dtype)
+        place = np.zeros_like(layout.pack(x).reshape(-1))
         for first in range(0, shape[axis], many):
             part = np.take(x, range(first, min(first + many, shape[axis])), axis)
             layout.pack_slab(place, part, axis, first)
@@ -101,5 +106,5 @@ def test_slabs_give_the_whole(layout: Layout, axis: int) -> None:
 
 
 def test_layouts_that_take_no_slabs() -> None:
-    assert Layout.parse("f16 2,32 -> 1152: 0:2=2@288 0:32=32@1").slab_step(0) is None
+    assert Layout.parse("i4+8 6,2 -> 6: 0:6=6@2 0:2=2@1").slab_step(1) is None  # a byte has two columns
     assert Layout.parse("?,5 -> ?,2,4: 0:5=2@4,4@1").slab_step(1) is None

@@ -41,8 +41,8 @@ def matmul_nbits(n: Call) -> Outputs:
         else:
             zero = points.reshape(columns, blocks)
     middle = 1 << (bits - 1)
-    codes = LazyArray(I8, (k, columns), lambda: _codes(raw, k, columns, bits, block))
-    centred = n.weight(codes if isinstance(raw, LazyArray) else np.asarray(codes), "codes")
+    codes = _codes(raw, k, columns, bits, block)
+    centred = ops.transpose(n.weight(codes if isinstance(raw, LazyArray) else np.asarray(codes), "codes"))
     scale = ops.transpose(ops.reshape(scales, (columns, blocks)))
     shift = None if zero is None else zero.T.astype(np.float32) - middle
     shifts = None if shift is None else n.weight(shift, "zeros")
@@ -51,17 +51,22 @@ def matmul_nbits(n: Call) -> Outputs:
     return y if n.get(5) is None else y + n[5]
 
 
-def _codes(raw: ParamValue, k: int, columns: int, bits: int, block: int) -> np.ndarray:
-    """Codes [k, columns] around 0, from blocks along k of unsigned ones; some columns at a time, which needs
-    less memory than all of them would."""
+def _codes(raw: ParamValue, k: int, columns: int, bits: int, block: int) -> LazyArray:
+    """Codes [columns, k] around 0, from blocks along k of unsigned ones. They take more memory than the file,
+    so they are made part by part."""
     middle, column, take = np.uint8(1 << (bits - 1)), math.prod(raw.shape) // columns, by_parts(raw)
-    out = np.empty((k, columns), np.int8)
-    for first in range(0, columns, _COLUMNS):
-        stop = min(first + _COLUMNS, columns)
-        part = take(first * column, stop * column).reshape(stop - first, -(-k // block), -1)
-        codes = unpacked(part, bits)[..., :block].reshape(len(part), -1)
-        out[:, first : first + len(part)] = (codes - middle).view(np.int8)[:, :k].T
-    return out
+
+    def part(start: int, stop: int) -> np.ndarray:
+        low, high = start // max(k, 1), -(-stop // max(k, 1))
+        out = np.empty((high - low, k), np.int8)
+        for first in range(low, high, _COLUMNS):
+            last = min(first + _COLUMNS, high)
+            blocks = take(first * column, last * column).reshape(last - first, -(-k // block), -1)
+            codes = unpacked(blocks, bits)[..., :block].reshape(last - first, -1)[:, :k]
+            np.subtract(codes, middle, out=out[first - low : last - low].view(np.uint8))
+        return out.reshape(-1)[start - low * k : stop - low * k]
+
+    return LazyArray(I8, (columns, k), lambda: part(0, columns * k).reshape(columns, k), part=part)
 
 
 def unpacked(data: np.ndarray, bits: int) -> np.ndarray:
