@@ -1,27 +1,29 @@
 """Depthwise convolution of blocked images: every lane is a channel with a separate kernel.
 
-Where no window meets an edge, strips of a few columns run down the lines with all weights in registers. At
-the upper and lower edge, strips leave out the lines of the window that are padding. The pixels at the left
-and right are summed one by one. Where a block has a weight that is NaN or infinite, padding is multiplied,
-too, so that it shows. Threads share planes or bands of lines.
+Lines are cut in strips of a few columns, which run down an image. Which taps of a column read padding is
+known when the code of a strip is written, and they are left out; lines of a window that are padding are left
+out line by line. Where a size is known only at run time, columns at an edge that nothing is known of are
+summed one by one. So are all pixels of a block with a weight that is NaN or infinite: there padding is
+multiplied, so that it shows. Threads share planes or bands of lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby, pairwise
 
 from rlx.codegen.cpu.conv.end import Epilogue
 from rlx.codegen.cpu.conv.shape import Geometry, Image, static
+from rlx.codegen.cpu.conv.skip import has_wild_weight, taps_inside
 from rlx.codegen.cpu.expression import Expression, Lane
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.codegen.cpu.primitives import memory_type
-from rlx.codegen.cpu.product.gemm_cut import Count, Tiles
+from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.cpu.product.gemm_end import Frame
 from rlx.codegen.cpu.product.microkernel import kind_of
 from rlx.codegen.native.irtext import Module, Value, vector
 from rlx.codegen.native.notation import inline, native, write
 from rlx.codegen.native.words import (
-    any_lane,
     builder,
     call,
     gep,
@@ -40,12 +42,15 @@ from rlx.codegen.native.words import (
     urem,
     zext,
 )
+from rlx.ir.dim import known_eq
 from rlx.kernel.nests import ConvNest
 
 MOST_COLUMNS = 8
-MOST_UNROLLED = 16  # window elements whose weights stay in registers; lines of a larger window are a loop
+FEWEST_COLUMNS = 4  # of a strip with all weights in registers
+MOST_UNROLLED = 16  # window elements whose weights may stay in registers; else they are read line by line
 
 Range = tuple[Count, Count]
+Inside = tuple[tuple[int, int], ...]  # first and last + 1 tap of a line of the window, for each column
 
 
 def emit_depthwise(
@@ -88,15 +93,53 @@ class _Depthwise:
         self.blocks = -(-self.channels // self.lanes)
         self.frame = Frame(self.table.fn, 4)
         self.taps = self.shape.window[1] * self.shape.window[2]
-        self.unrolled = self.taps <= MOST_UNROLLED
-        self.columns = self.fitting(min(self.taps, 9) if self.unrolled else 1)
-        self.edge_columns = self.fitting(1)
+        beside = self.fitting(self.taps)
+        self.keeps_weights = self.taps <= MOST_UNROLLED and beside >= FEWEST_COLUMNS
+        self.columns = beside if self.keeps_weights else self.fitting(1)
 
     def fitting(self, weights: int) -> int:
         """Columns of a strip whose sums and pixels fit the registers next to some weights."""
         target = self.table.fn.module.target
         spare = target.registers - weights - 3 - target.web  # engines keep a register for themselves
         return max(min(MOST_COLUMNS, spare // (1 + self.shape.strides[2])), 1)
+
+    # ---- columns of a line
+
+    def cut(self, inside: Inside) -> list[Inside]:
+        """Neighbouring columns in strips of equal width, give or take one."""
+        count = -(-len(inside) // self.columns)
+        low, tall = divmod(len(inside), max(count, 1))
+        starts = [t * low + min(t, tall) for t in range(count + 1)]
+        return [inside[first:last] for first, last in pairwise(starts)]
+
+    def all_columns(self) -> Inside | None:
+        """Of a line whose size is known."""
+        shape = self.shape
+        size, out, low = shape.size[2], shape.out[2], shape.low[2]
+        if isinstance(size, int) and isinstance(out, int) and isinstance(low, int):
+            return tuple(self.inside(at * shape.strides[2] - low, size) for at in range(out))
+        return None
+
+    def left_columns(self) -> Inside | None:
+        """Of lines that have a column whose window is inside: those to the left of it, if they are known."""
+        shape, low = self.shape, self.shape.low[2]
+        if not isinstance(low, int):
+            return None
+        starts = range(-low, 0, shape.strides[2])
+        return tuple(self.inside(start, shape.reach[2]) for start in starts)
+
+    def right_columns(self) -> Inside | None:
+        """Of such lines, those to the right of the last such column, if they are known."""
+        shape, (_, high) = self.shape, self.nest.form.padding[-1]
+        if not isinstance(high, int) or shape.strides[2] != 1:
+            return None
+        return tuple(self.inside(past, shape.reach[2]) for past in range(1, high + 1))
+
+    def inside(self, start: int, size: int) -> tuple[int, int]:
+        """The taps of a window that begins at place `start` of a line."""
+        taps, dilation = self.shape.window[2], self.shape.dilations[2]
+        first = min(-(min(start, 0) // dilation), taps)
+        return first, max(min(-(-(size - start) // dilation), taps), first)
 
     # ---- the nest of loops
 
@@ -106,7 +149,6 @@ class _Depthwise:
         lines = table.size(shape.out[1])
         planes = table.size(shape.images) * self.blocks
         bands = select(ult(planes, table.threads), table.threads, 1)
-        rows, columns = self.inner_range(1), self.inner_range(2)
         low, high = table.share(planes * bands)
         for u in loop(low, high):
             plane, band = udiv(u, bands), urem(u, bands)
@@ -117,100 +159,107 @@ class _Depthwise:
             w = gep(table.start(self.nest.w), block * (self.taps * self.lanes), self.element)
             self.frame.change("image", image)
             self.frame.change("block", block)
-            self.plane(x, w, first, last, rows, columns)
+            self.plane(x, w, first, last)
         return table.finish()
 
     @inline
-    def inner_range(self, axis: int) -> Range:
-        """Outputs along an axis whose windows are inside."""
-        table, shape, stride = self.table, self.shape, self.shape.strides[axis]
-        out, low = table.size(shape.out[axis]), table.size(shape.low[axis])
+    def inner_columns(self) -> Range:
+        """Columns whose windows are inside."""
+        table, shape, stride = self.table, self.shape, self.shape.strides[2]
+        out, low = table.size(shape.out[2]), table.size(shape.low[2])
         first = min(udiv(max(low, 0) + (stride - 1), stride), out)
-        room = table.size(shape.size[axis]) + low - shape.reach[axis]
+        room = table.size(shape.size[2]) + low - shape.reach[2]
         last = select(room < 0, 0, udiv(max(room, 0), stride) + 1)
         return first, max(min(last, out), first)
 
     @inline
-    def plane(self, x: ptr, w: ptr, first: i64, last: i64, rows: Range, columns: Range) -> None:
+    def plane(self, x: ptr, w: ptr, first: i64, last: i64) -> None:
         """Lines first..last of one block of channels."""
-        args, frame = self.table.args, self.frame.pointer
-        width = self.table.size(self.shape.out[2])
-        top, bottom = min(max(rows[0], first), last), max(min(rows[1], last), first)
-        top = min(top, bottom)
-        pixel, left = columns[0], columns[1] - columns[0]
-        for wide, known in self.strips(left):
-            count = udiv(left, wide) if known is None else known
-            for t in loop(count):
-                at = pixel + t * wide
-                strip = _strip.written(f"{self.name}.strip{wide}", kernel=self, columns=wide)
-                call(strip, args, frame, x, w, top, bottom, at)
-            pixel += count * wide
-            if known is None:
-                left = urem(left, wide)
+        args, frame, width = self.table.args, self.frame.pointer, self.table.size(self.shape.out[2])
+        whole = (0, self.shape.window[2])
 
-        def borders(padded: bool) -> None:
+        def pixels(begin: Count, end: Count, padded: bool) -> None:
+            """Columns one by one."""
             name = f"{self.name}.{'padded' if padded else 'border'}"
             border = _border.written(name, kernel=self, padded=padded)
+            for h in loop(first, last):
+                call(border, args, frame, x, w, h, begin, end)
 
-            def lines(low: Count, high: Count, begin: Count, end: Count) -> None:
-                for h in loop(low, high):
-                    call(border, args, frame, x, w, h, begin, end)
+        def strips(inside: Inside, begin: Count, count: Count) -> None:
+            strip = _strip.written(self.strip_name(inside), kernel=self, inside=inside)
+            for t in loop(count):
+                call(strip, args, frame, x, w, first, last, begin + t * len(inside))
 
-            if padded or self.shape.window[1] == 1:
-                lines(first, top, 0, width)
-                lines(bottom, last, 0, width)
+        def known(inside: Inside, begin: Count) -> None:
+            """Columns in strips; neighbours that are alike share a loop."""
+            for strip, group in groupby(self.cut(inside)):
+                count = len(list(group))
+                strips(strip, begin, count)
+                begin = begin + count * len(strip)
+
+        def unknown() -> None:
+            """All columns of a line whose size is not known."""
+            low, high = self.inner_columns()
+            fill = bool(self.nest.form.fill)
+            left, right = self.left_columns(), self.right_columns()
+            if low < high:
+                if left is None:
+                    pixels(0, low, fill)
+                else:
+                    known(left, 0)
+                at, rest = low, high - low
+                for n in range(self.columns.bit_length()):
+                    wide = self.columns >> n
+                    count = udiv(rest, wide)
+                    strips((whole,) * wide, at, count)
+                    at = at + count * wide
+                    rest = urem(rest, wide)
+                if right is None:
+                    pixels(high, width, fill)
+                else:
+                    known(right, high)
             else:
-                wide = self.edge_columns
-                count = udiv(columns[1] - columns[0], wide)
-                edge = _strip.written(f"{self.name}.edge{wide}", kernel=self, columns=wide, edge=True)
-                for t in loop(count):
-                    call(edge, args, frame, x, w, first, top, columns[0] + t * wide)
-                    call(edge, args, frame, x, w, bottom, last, columns[0] + t * wide)
-                for low, high in ((first, top), (bottom, last)):
-                    lines(low, high, 0, columns[0])
-                    lines(low, high, columns[0] + count * wide, width)
-            lines(top, bottom, 0, columns[0])
-            lines(top, bottom, columns[1], width)
+                pixels(0, width, fill)
 
-        if self.padding_counts(w):
-            borders(True)
+        def each() -> None:
+            inside = self.all_columns()
+            if inside is None:
+                unknown()
+            else:
+                known(inside, 0)
+
+        if self.may_be_wild:
+            if has_wild_weight(self.kind, w, self.taps):
+                pixels(0, width, True)
+            else:
+                each()
         else:
-            borders(False)
+            each()
 
-    def strips(self, columns: Count) -> list[tuple[int, int | None]]:
-        """Widths of the strips that columns are cut in, and how many there are of each, where that is known.
+    @property
+    def may_be_wild(self) -> bool:
+        """Whether padding shows only where a weight is NaN or infinite."""
+        return self.shape.padded and self.dtype.is_float and not self.nest.form.fill
 
-        Every width has its own code. A known number is cut in strips of equal width, give or take one; of
-        another, as many as fit of the widest, then of half of that, and so on.
-        """
-        if not isinstance(columns, int):
-            return [(self.columns >> n, None) for n in range(self.columns.bit_length())]
-        cut = Tiles.of(self.table.fn, columns, self.columns)
-        assert isinstance(cut.low, int) and isinstance(cut.tall, int) and isinstance(cut.count, int)
-        return [(w, n) for w, n in ((cut.low + 1, cut.tall), (cut.low, cut.count - cut.tall)) if n]
-
-    @inline
-    def padding_counts(self, w: ptr) -> bool:
-        """Whether products with padding show in sums: 0 times infinity is NaN."""
-        if self.nest.form.fill or not self.dtype.is_float:
-            return bool(self.nest.form.fill)
-        total = self.kind.zero
-        for k in loop(self.taps):
-            total = self.kind.multiply_add(builder(), self.kind.zero, self.weight(w, k), total)
-        return any_lane(is_nan(total))
+    def strip_name(self, inside: Inside) -> str:
+        whole = (0, self.shape.window[2])
+        clipped = [f".{p}_{begin}_{end}" for p, (begin, end) in enumerate(inside) if (begin, end) != whole]
+        return f"{self.name}.strip{len(inside)}" + "".join(clipped)
 
     # ---- what strips and borders share
 
+    def places(self, inside: Inside, k: int) -> dict[int, int | None]:
+        """What tap k multiplies, by column of a strip that it adds to: a place in its line, or padding."""
+        stride, start = self.shape.strides[2], k * self.shape.dilations[2]
+        read = {p: p * stride + start for p, taps in enumerate(inside) if k in range(*taps)}
+        return {p: read.get(p) for p in range(len(inside)) if p in read or self.nest.form.fill}
+
     @inline
-    def clipped(self, at: Count, axis: int) -> tuple[Count, Count, Count]:
-        """(first element's place, first and last + 1 window element inside) of output `at`."""
-        table, shape = self.table, self.shape
-        dilation, window = shape.dilations[axis], shape.window[axis]
-        start = at * shape.strides[axis] - table.size(shape.low[axis])
-        before = udiv(max(0 - start, 0) + (dilation - 1), dilation)
-        room = table.size(shape.size[axis]) - start + (dilation - 1)
-        first = min(before, window)
-        return start, first, max(min(udiv(max(room, 0), dilation), window), first)
+    def lines_inside(self, h: Count) -> Range:
+        """The lines of the window of output line h that read x: first and last + 1."""
+        if known_eq(self.shape.low[1], 0) is True and known_eq(self.nest.form.padding[0][1], 0) is True:
+            return 0, self.shape.window[1]
+        return taps_inside(self.table, self.shape, 1, h)
 
     @inline
     def weight(self, w: ptr, k: Count) -> Value:
@@ -268,42 +317,51 @@ def _strip(
     pixel: i64,
     *,
     kernel: _Depthwise,
-    columns: int,
-    edge: bool = False,
+    inside: Inside,
 ) -> None:
-    """Lines first..last of some columns, whose windows are all inside; with `edge`, but for whole lines."""
+    """Lines first..last of neighbouring columns, of which taps `inside` read x."""
     f, shape, kind, width = builder(), kernel.shape, kernel.kind, kernel.lanes
     line = kernel.table.size(kernel.x.axes[1])
     low_h, low_w = kernel.table.size(shape.low[1]), kernel.table.size(shape.low[2])
     common = kernel.common(frame)
     left = (pixel * shape.strides[2] - low_w) * width
     _, taps_h, taps_w = shape.window
-    unrolled = kernel.unrolled and not edge
-    kept = [kernel.weight(w, k) for k in range(kernel.taps)] if unrolled else []
+    fill = kernel.nest.form.fill
+    padding = splat(fill, width, kind.accumulator)
+    nothing = ((0, 0),) * len(inside)
+    kept = [kernel.weight(w, k) for k in range(kernel.taps)] if kernel.keeps_weights else []
 
-    def add_line(row: ptr, weights: Sequence[Value], sums: list[Value]) -> list[Value]:
-        """Sums with the products of one line of the windows."""
+    def add_line(row: ptr, r: Count, inside: Inside, sums: list[Value]) -> list[Value]:
+        """Sums with the products of line r of the windows."""
         pixels = _Pixels(lambda place: kernel.pixel(gep(row, place * width, kernel.element)))
-        for k, factor in enumerate(weights):
-            places = [p * shape.strides[2] + k * shape.dilations[2] for p in range(columns)]
-            sums = [
-                kind.multiply_add(f, pixels[place], factor, total)
-                for place, total in zip(places, sums, strict=True)
-            ]
+        for k in range(taps_w):
+            places = kernel.places(inside, k)
+            if places:
+                factor = kept[r * taps_w + k] if kept else kernel.weight(w, r * taps_w + k)
+                for p, place in places.items():
+                    value = padding if place is None else pixels[place]
+                    sums = [*sums[:p], kind.multiply_add(f, value, factor, sums[p]), *sums[p + 1 :]]
         return sums
 
     for h in loop(first, last):
         window = gep(x, (h * shape.strides[1] - low_h) * line + left, kernel.element)
-        sums = [kind.zero] * columns
-        if unrolled:
+        sums = [kind.zero] * len(inside)
+        low_r, high_r = kernel.lines_inside(h)
+        if kept:
             for r in range(taps_h):
                 row = gep(window, line * shape.dilations[1] * r, kernel.element)
-                sums = add_line(row, kept[r * taps_w : (r + 1) * taps_w], sums)
+                if (r >= low_r) & (r < high_r):
+                    sums = add_line(row, r, inside, sums)
+                else:
+                    sums = add_line(row, r, nothing, sums)
         else:
-            _, low_r, high_r = kernel.clipped(h, 1) if edge else (0, 0, taps_h)
+            for r in loop(0, low_r if fill else 0):
+                sums = add_line(window, r, nothing, sums)
             for r in loop(low_r, high_r):
                 row = gep(window, line * shape.dilations[1] * r, kernel.element)
-                sums = add_line(row, [kernel.weight(w, r * taps_w + k) for k in range(taps_w)], sums)
+                sums = add_line(row, r, inside, sums)
+            for r in loop(high_r if fill else taps_h, taps_h):
+                sums = add_line(window, r, nothing, sums)
         kernel.store(frame, sums, h, pixel, common)
 
 
@@ -320,7 +378,7 @@ def _border(
     kernel: _Depthwise,
     padded: bool,
 ) -> None:
-    """Pixels begin..end of a line whose windows include padding, which is multiplied or left out."""
+    """Pixels begin..end of a line, one by one; padding is multiplied or left out."""
     f, table, shape, kind, width = builder(), kernel.table, kernel.shape, kernel.kind, kernel.lanes
     line = table.size(kernel.x.axes[1])
     common = kernel.common(frame)
@@ -333,7 +391,8 @@ def _border(
             total = kind.multiply_add(f, padding, kernel.weight(w, r * taps_w + k), total)
         return total
 
-    top, first_h, last_h = kernel.clipped(h, 1)
+    top = h * shape.strides[1] - table.size(shape.low[1])
+    first_h, last_h = kernel.lines_inside(h)
     outside = kind.zero  # of window lines that are padding: the same for all pixels of the line
     if padded:
         for r in loop(0, first_h):
@@ -344,7 +403,8 @@ def _border(
     apart = padded and not kernel.nest.form.fill
 
     for p in loop(begin, end):
-        left, first_w, last_w = kernel.clipped(p, 2)
+        left = p * shape.strides[2] - table.size(shape.low[2])
+        first_w, last_w = taps_inside(table, shape, 2, p)
         sums = [kind.zero, outside] if apart else [outside]  # of pixels first, of padding last
         for r in loop(first_h, last_h):
             row = (top + r * shape.dilations[1]) * line
