@@ -21,6 +21,7 @@ from rlx.codegen.cpu.conv.tile import ConvTile
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.codegen.cpu.product.gemm_cut import Count, Tiles
 from rlx.codegen.cpu.product.gemm_end import Frame
+from rlx.codegen.cpu.product.gemm_tile import LINE
 from rlx.codegen.cpu.product.microkernel import kind_of
 from rlx.codegen.native.irtext import Module, Value
 from rlx.codegen.native.irtypes import size_bytes
@@ -351,22 +352,34 @@ class _Direct:
 
         skipping = self.skipping(band, w, vectors) if self.skips else None
 
-        def run_tile(x: ptr, t: Count, taps: Sequence[Count]) -> None:
+        tiles_of_line = 1 if self.flat else band.last_tile - band.first_tile
+        count = (band.last - band.first) * tiles_of_line
+        panel_bytes = self.layout.panels.columns * self.layout.panels.depth * size_bytes(self.element)
+        last_tiles = count - umin(self.tile.step_lines(vectors), count)
+
+        def ahead(line: Count, tile: Count) -> Count:
+            """Bytes from the weights of a tile to what it prefetches: the last tiles share the next panel. A
+            tile that has a panel to itself waits for memory anyway.
+            """
+            part = line * tiles_of_line + tile - last_tiles
+            return select((part >= 0) & (count > 1), panel_bytes + part * LINE, 0)
+
+        def run_tile(x: ptr, t: Count, taps: Sequence[Count], ahead: Count) -> None:
             pixel: Count = tiles.row(builder(), t)
             taller = ult(t, tiles.tall)
             sum_tile = select(taller, high, low)
             place = gep(x, pixel * self.tile.pixel_step, self.element)
             if in_registers is not None:
-                call(sum_tile, args, frame, place, w, channel, pixel)
+                call(sum_tile, args, frame, place, w, ahead, channel, pixel)
             else:
-                call(sum_tile, place, w, self.stage, *steps, *taps)
+                call(sum_tile, place, w, ahead, self.stage, *steps, *taps)
                 pixels = select(taller, least + 1, least)
                 call(finisher, args, frame, self.stage, channel, pixel, pixels)
 
         for h in loop(band.first, band.last):
             x = line_of(h)
             if self.flat:
-                run_tile(x, h, ())
+                run_tile(x, h, (), ahead(h - band.first, 0))
             else:
                 self.frame.change("h", h)
                 taps = skipping(h) if skipping else ()
@@ -374,7 +387,7 @@ class _Direct:
                     for key, value in zip((*Taps.NAMES, "start"), taps, strict=False):
                         self.frame.change(key, value)
                 for t in loop(band.first_tile, band.last_tile):
-                    run_tile(x, t, taps)
+                    run_tile(x, t, taps, ahead(h - band.first, t - band.first_tile))
 
     @inline
     def skipping(self, band: Band, w: ptr, vectors: int) -> Callable[[Count], tuple[Count, ...]]:

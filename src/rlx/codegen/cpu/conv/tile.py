@@ -10,10 +10,12 @@ from rlx.codegen.cpu.conv.shape import Geometry
 from rlx.codegen.cpu.conv.skip import Taps
 from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.cpu.product.gemm_end import Frame
+from rlx.codegen.cpu.product.gemm_tile import LINE
 from rlx.codegen.cpu.product.microkernel import Kind, Places, add_steps, with_excess, without_excess
 from rlx.codegen.native.irtext import Value, vector
+from rlx.codegen.native.irtypes import size_bytes
 from rlx.codegen.native.notation import inline, native
-from rlx.codegen.native.words import builder, gep, i64, load, loop, noalias, ptr, store
+from rlx.codegen.native.words import builder, byte_at, gep, i64, load, loop, noalias, prefetch, ptr, store
 from rlx.records import dataclass
 
 
@@ -51,8 +53,9 @@ class ConvTile:
     """Writes the functions of register tiles.
 
     `x` is the element that the first pixel's window starts with, `w` the panel. x_block, x_d and x_h are the
-    elements of x from one block, plane or line of a window to the next. A tile that `skips` also takes which
-    planes and lines of its window are summed (`skip.Taps`), and with what the sums of a pixel start.
+    elements of x from one block, plane or line of a window to the next. Every step prefetches the line that
+    is `ahead` bytes after its weights. A tile that `skips` also takes which planes and lines of its window
+    are summed (`skip.Taps`), and with what the sums of a pixel start.
     """
 
     name: str
@@ -68,6 +71,11 @@ class ConvTile:
         """Channels of a last block that is not full, in whole groups; weights of the rest are 0."""
         group = self.kind.group
         return -(-(self.shape.per_in % self.block) // group) * group
+
+    def step_lines(self, vectors: int) -> int:
+        """Cache lines of a panel that a step reads; 1 if it is less."""
+        step = vectors * self.kind.lanes * self.kind.group * size_bytes(self.kind.element)
+        return max(step // LINE, 1)
 
     def summing(self, pixels: int, vectors: int) -> str:
         """Name of the function that leaves the sums of a tile in `stage`, where another one ends them.
@@ -100,7 +108,7 @@ class ConvTile:
         return Part.of(self, taps, self.frame.place(frame, "start"), vectors)
 
     def function(self, pixels: int, vectors: int, masked: bool, end: TileEnd) -> str:
-        """Name of the function tile(args, frame, x, w, channel, pixel), which sums and ends a tile.
+        """Name of the function tile(args, frame, x, w, ahead, channel, pixel), which sums and ends a tile.
 
         With `masked`, its last vector holds channels that do not exist.
         """
@@ -123,6 +131,7 @@ class ConvTile:
         self,
         x: ptr,
         w: ptr,
+        ahead: Count,
         pixels: int,
         vectors: int,
         blocks: Count,
@@ -138,7 +147,12 @@ class ConvTile:
 
         def add_products(x: ptr, w: ptr, sums: list[Value], depth: int) -> list[Value]:
             rows, columns = self.rows(x, pixels), self.columns(w, vectors)
-            return add_steps(f, kind, rows, columns, depth, sums)
+
+            def ask_ahead(k: Count) -> None:
+                prefetch(byte_at(gep(w, k * (width * kind.group), element), ahead), locality=2)
+
+            meanwhile = None if f.module.target.web else ask_ahead  # engines do not prefetch
+            return add_steps(f, kind, rows, columns, depth, sums, meanwhile=meanwhile)
 
         def add_line(x: ptr, w: ptr, sums: list[Value], channels: int) -> list[Value]:
             """Sums with all products of one line of the window."""
@@ -176,6 +190,7 @@ class ConvTile:
 def _sum_tile(
     x: noalias,
     w: noalias,
+    ahead: i64,
     stage: noalias,
     blocks: i64,
     x_block: i64,
@@ -187,7 +202,7 @@ def _sum_tile(
     vectors: int,
 ) -> None:
     """Leave the sums of a tile in `stage`."""
-    for n, total in enumerate(tile.sums(x, w, pixels, vectors, blocks, (x_block, x_d, x_h))):
+    for n, total in enumerate(tile.sums(x, w, ahead, pixels, vectors, blocks, (x_block, x_d, x_h))):
         store(total, gep(stage, n * tile.kind.lanes, tile.kind.accumulator))
 
 
@@ -195,6 +210,7 @@ def _sum_tile(
 def _sum_part_of_tile(
     x: noalias,
     w: noalias,
+    ahead: i64,
     stage: noalias,
     blocks: i64,
     x_block: i64,
@@ -212,7 +228,7 @@ def _sum_part_of_tile(
 ) -> None:
     """Leave the sums of a tile in `stage`, over some planes and lines of its window."""
     part = Part.of(tile, Taps((first_d, last_d), (first_h, last_h)), start, vectors)
-    for n, total in enumerate(tile.sums(x, w, pixels, vectors, blocks, (x_block, x_d, x_h), part)):
+    for n, total in enumerate(tile.sums(x, w, ahead, pixels, vectors, blocks, (x_block, x_d, x_h), part)):
         store(total, gep(stage, n * tile.kind.lanes, tile.kind.accumulator))
 
 
@@ -264,6 +280,7 @@ def _run_tile(
     frame: ptr,
     x: noalias,
     w: noalias,
+    ahead: i64,
     channel: i64,
     pixel: i64,
     *,
@@ -276,5 +293,5 @@ def _run_tile(
     """Sum a tile and end it."""
     blocks, *steps = tile.steps(frame)
     part = tile.part(frame, vectors) if tile.skips else None
-    sums = tile.sums(x, w, pixels, vectors, blocks, steps, part)
+    sums = tile.sums(x, w, ahead, pixels, vectors, blocks, steps, part)
     end.finish(TilePlace(frame, channel, pixel), sums, pixels, masked)
