@@ -22,7 +22,6 @@ from rlx.codegen.cpu.rows.moments import (
     mean_of,
     with_rest,
 )
-from rlx.codegen.cpu.rows.nest_base import NestEmitter
 from rlx.codegen.cpu.rows.reduction import (
     BlockedSum,
     Reducer,
@@ -33,6 +32,8 @@ from rlx.codegen.cpu.rows.reduction import (
     reducer_for,
 )
 from rlx.codegen.cpu.rows.row_pipeline import RowPipeline
+from rlx.codegen.cpu.rows.transposed import SquareReader, load_steps
+from rlx.codegen.cpu.rows.turned_rows import TurnedRows
 from rlx.codegen.native.irtypes import Value, vector
 from rlx.codegen.native.notation import inline
 from rlx.codegen.native.words import (
@@ -56,8 +57,9 @@ from rlx.codegen.native.words import (
     urem,
 )
 from rlx.ir.dim import Dim
+from rlx.kernel.affine import affine, to_dim
 from rlx.kernel.nests import Nest
-from rlx.kernel.scalar import PRIMITIVES, Scalar
+from rlx.kernel.scalar import PRIMITIVES, Scalar, load_index
 from rlx.records import dataclass
 
 ALIASED = 4096  # a load waits for a recent store if their addresses agree modulo this
@@ -96,9 +98,10 @@ class Pass:
     cached: Collection[int] = ()
     turn: Index = 0
     pivot: Word | None = None
+    copy: Index | None = None  # number of the row among those that are copied at a time
 
 
-class RowNest(NestEmitter):
+class RowNest(SquareReader):
     """Passes are numbered: those that reduce, then the one that stores."""
 
     groups = 4  # independent accumulators of a reduction, to hide the latency of its chain
@@ -116,6 +119,7 @@ class RowNest(NestEmitter):
             *([self.reduced(numbers)] for numbers in self.reductions),
             [s.body for _, s in self.full],
         ]
+        self.turned = TurnedRows.of(self)
         parts = [{e for body in bodies for e in body.walk()} for bodies in self.bodies]
         self.saved = self.choose_saved(parts) if len(self.inner) == 1 else {}
         first = {e: next(n for n, inside in enumerate(parts) if e in inside) for e in self.saved}
@@ -183,6 +187,20 @@ class RowNest(NestEmitter):
         """How many statistics the passes before have computed."""
         return sum(len(numbers) for numbers in self.reductions[:number])
 
+    def gathers(self, e: Scalar) -> bool:
+        """Whether an expression reads elements of a row that are apart, one by one."""
+        if not is_load(e) or e in self.turned.loads:
+            return False
+        rank, number = len(self.nest.space), self.inner[-1]
+        if e.prim == "at":
+            steps = load_steps(e, rank)
+            return steps is None or steps[-1] not in (0, 1)
+        *others, last = load_index(e)
+        parts = affine(last, rank)
+        return (
+            parts is None or to_dim(parts[0][-1]) not in (0, 1) or any(_uses_axis(i, number) for i in others)
+        )
+
     def choose_saved(self, parts: Sequence[set[Scalar]]) -> dict[Scalar, Saved]:
         """Expensive expressions that a later pass needs again; `parts` are all expressions of each."""
         axis_number, out, rows = self.inner[0], dict[Scalar, Saved](), 0
@@ -196,7 +214,7 @@ class RowNest(NestEmitter):
                 last = max(n for n, inside in enumerate(parts) if e in inside)
                 if (
                     last > number
-                    and _cost(e) >= SAVE_COST
+                    and (_cost(e) >= SAVE_COST or self.gathers(e))
                     and _uses_axis(e, axis_number)
                     and e.dtype.name in ("f32", "f64")
                 ):
@@ -207,11 +225,13 @@ class RowNest(NestEmitter):
         return out
 
     def emit(self) -> EmittedKernel:
-        scratch: Dim = 0
+        scratch: Dim = self.turned.nbytes
+        if self.turned.loads:
+            self.copies = ptr(self.frame.scratch())
         if self.saved:
-            self.scratch = self.apart(self.frame.scratch())
+            self.scratch = self.apart(byte_at(self.frame.scratch(), self.size(scratch)))
             per_row = self.nest.space[self.inner[0]] * 8 + 64
-            scratch = per_row * sum(place.rows for place in self.saved.values()) + ALIASED
+            scratch += per_row * sum(place.rows for place in self.saved.values()) + ALIASED
         self.with_streaming(self.all_rows)
         return self.frame.finish(scratch)
 
@@ -236,17 +256,28 @@ class RowNest(NestEmitter):
                 self.row([])
         elif self.streaming and len(self.inner) == 1:
             RowPipeline(self).emit()
+        elif self.turned.loads:
+            space = [*outer[:-1], self.turned.blocks()]
+            low, high = self.share(space)
+            for u in loop(low, high):
+                *others, block = self.indices(u, space)
+                first = block * self.turned.rows
+                count = min(outer[-1] - first, self.turned.rows)
+                self.turned.fill(self.copies, others, first, count)
+                for r in loop(count):
+                    self.row([*others, first + r], r)
         else:
             low, high = self.share(outer)
             for r in loop(low, high):
                 self.row(self.indices(r, outer))
 
-    def row(self, row: Sequence[Index]) -> None:
+    def row(self, row: Sequence[Index], copy: Index | None = None) -> None:
+        """All passes over a row, of which there may be copies."""
         outside = self.outside(row)
         for number in range(self.last):
-            found = self.reduce(self.begin(number, row, outside, self.ahead_in(number)))
+            found = self.reduce(self.begin(number, row, outside, self.ahead_in(number), copy=copy))
             outside.accs = [*outside.accs, *found]
-        now = self.begin(self.last, row, outside, self.ahead_in(self.last))
+        now = self.begin(self.last, row, outside, self.ahead_in(self.last), copy=copy)
         for number, output in enumerate(self.nest.stores):
             if not output.full:
                 self.write(outside, output, number, row)
@@ -265,6 +296,7 @@ class RowNest(NestEmitter):
         ahead: AheadAt = _nothing_ahead,
         cached: Collection[int] = (),
         turn: Index = 0,
+        copy: Index | None = None,
     ) -> Pass:
         """Start a pass: what its loop does not change is computed."""
         self.prepare(outside, self.bodies[number], set(range(self.nest.outer)), self.known_before(number))
@@ -275,7 +307,7 @@ class RowNest(NestEmitter):
             first = self.outside(row)
             first.accs = outside.accs
             pivot = Word(first(self.bodies[number][0]))
-        return Pass(number, row, outside, ready, ahead, cached, turn, pivot)
+        return Pass(number, row, outside, ready, ahead, cached, turn, pivot, copy)
 
     def ahead_in(self, number: int) -> AheadAt:
         """The second pass over a row prefetches the next row, which arrives while this one is computed."""
@@ -295,6 +327,9 @@ class RowNest(NestEmitter):
         at = self.point(axes, lane, now.outside)
         at.ahead, at.cached = now.ahead(axes[-1]), now.cached
         at.saved = {e: partial(self.read_saved, e, lane, now) for e in now.ready}
+        if now.copy is not None:
+            for e in self.turned.loads:
+                at.saved[e] = partial(self.turned.read, self.copies, e, now.copy, lane)
         return at
 
     def read_saved(self, e: Scalar, lane: Lane, now: Pass) -> Value:

@@ -1,4 +1,4 @@
-"""Maps that read along one axis and write along another: square blocks are transposed in registers."""
+"""Squares that are read along one axis and written along another: they are transposed in registers."""
 
 from __future__ import annotations
 
@@ -56,8 +56,48 @@ def read_axis(nest: Nest) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-class TransposedNest(NestEmitter):
-    """Lanes run along the last axis; loads that are contiguous along `axis` come as transposed blocks."""
+class SquareReader(NestEmitter):
+    """Squares of lanes that are read along one axis, and turned to run along the last one."""
+
+    @inline
+    def read(self, e: Scalar, axes: list[Word]) -> list[Value]:
+        """`width` vectors along the read axis, one per column, transposed to one per row."""
+        loaded = []
+        for j in range(self.lanes):
+            place = gep(self.operands[e.data].pointer, self.offset(e, axes, j), memory_type(e.dtype))
+            loaded.append(load(self.moved_type(e), place))
+        return self.turn(e, loaded)
+
+    @inline
+    def read_some(self, e: Scalar, axes: list[Word], rows: Value, columns: Index) -> list[Value]:
+        """The same where only `columns` columns exist, and of them the rows of a mask."""
+        loaded = []
+        for j in range(self.lanes):
+            # a column that does not exist has a valid address and an empty mask: suppressed faults are slow
+            offset, exists = self.offset(e, axes, j), columns > j
+            offset = select(exists, offset, 0)
+            place = gep(self.operands[e.data].pointer, offset, memory_type(e.dtype))
+            loaded.append(masked_load(self.moved_type(e), place, select(exists, rows, False)))
+        return self.turn(e, loaded)
+
+    @inline
+    def offset(self, e: Scalar, axes: list[Word], column: int) -> i64:
+        """Where in its operand the first element of a column is."""
+        return i64(self.point([*axes[:-1], axes[-1] + column], None)(e.args[0]))
+
+    def moved_type(self, e: Scalar) -> str:
+        """How a vector is moved: halves as integers. LLVM would convert shuffled lanes by library calls."""
+        element = memory_type(e.dtype)
+        return vector("i16" if element in ("half", "bfloat") else element, self.lanes)
+
+    def turn(self, e: Scalar, columns: list[Word]) -> list[Value]:
+        """Vectors of columns as vectors of rows, in registers."""
+        type_ = vector(memory_type(e.dtype), self.lanes)
+        return [from_memory(self.fn, v, e.dtype) for v in [bitcast(v, type_) for v in transpose(columns)]]
+
+
+class TransposedNest(SquareReader):
+    """A map. Lanes run along the last axis; loads that are contiguous along `axis` come transposed."""
 
     def __init__(self, frame: KernelFrame, nest: Nest, axis: int) -> None:
         super().__init__(frame, nest)
@@ -104,42 +144,6 @@ class TransposedNest(NestEmitter):
         for r in range(self.lanes):
             if rows_left > r:
                 self.store_row(axes, r, {e: b[r] for e, b in blocks.items()}, columns)
-
-    @inline
-    def read(self, e: Scalar, axes: list[Word]) -> list[Value]:
-        """`width` vectors along the read axis, one per column, transposed to one per row."""
-        loaded = []
-        for j in range(self.lanes):
-            place = gep(self.operands[e.data].pointer, self.offset(e, axes, j), memory_type(e.dtype))
-            loaded.append(load(self.moved_type(e), place))
-        return self.turn(e, loaded)
-
-    @inline
-    def read_some(self, e: Scalar, axes: list[Word], rows: Value, columns: Index) -> list[Value]:
-        """The same where only `columns` columns exist, and of them the rows of a mask."""
-        loaded = []
-        for j in range(self.lanes):
-            # a column that does not exist has a valid address and an empty mask: suppressed faults are slow
-            offset, exists = self.offset(e, axes, j), columns > j
-            offset = select(exists, offset, 0)
-            place = gep(self.operands[e.data].pointer, offset, memory_type(e.dtype))
-            loaded.append(masked_load(self.moved_type(e), place, select(exists, rows, False)))
-        return self.turn(e, loaded)
-
-    @inline
-    def offset(self, e: Scalar, axes: list[Word], column: int) -> i64:
-        """Where in its operand the first element of a column is."""
-        return i64(self.point([*axes[:-1], axes[self.last] + column], None)(e.args[0]))
-
-    def moved_type(self, e: Scalar) -> str:
-        """How a vector is moved: halves as integers. LLVM would convert shuffled lanes by library calls."""
-        element = memory_type(e.dtype)
-        return vector("i16" if element in ("half", "bfloat") else element, self.lanes)
-
-    def turn(self, e: Scalar, columns: list[Word]) -> list[Value]:
-        """Vectors of columns as vectors of rows, in registers."""
-        type_ = vector(memory_type(e.dtype), self.lanes)
-        return [from_memory(self.fn, v, e.dtype) for v in [bitcast(v, type_) for v in transpose(columns)]]
 
     @inline
     def store_row(self, axes: list[Word], r: int, known: dict[Scalar, Value], mask: Value | None) -> None:
