@@ -14,7 +14,15 @@ from collections.abc import Callable, Sequence
 
 from rlx.codegen.cpu.conv.end import BlockedEnd, Epilogue, PlanarEnd
 from rlx.codegen.cpu.conv.lines import LinePacker, PixelMover
-from rlx.codegen.cpu.conv.shape import VECTORS, Geometry, Image, as_signed, static, tile_pixels
+from rlx.codegen.cpu.conv.shape import (
+    VECTORS,
+    Geometry,
+    Image,
+    as_signed,
+    static,
+    takes_two_tiles,
+    tile_pixels,
+)
 from rlx.codegen.cpu.conv.skip import Taps, has_wild_weight, may_skip, taps_inside
 from rlx.codegen.cpu.conv.source import ImageSource, SourceMover, as_one_line
 from rlx.codegen.cpu.conv.tile import ConvTile
@@ -174,7 +182,8 @@ class _Direct:
         self.plan_pieces(images, chunks)
         self.plan_bands(images, chunks)
         self.share_steps()
-        room = VECTORS * self.lanes * (-(-self.pixels // self.lanes) * self.lanes)
+        squares = (n * -(-(VECTORS // n) * self.pixels // self.lanes) for n in (1, VECTORS))
+        room = max(squares) * self.lanes * self.lanes
         self.stage = alloca(self.kind.accumulator, room)
         if self.skips:
             self.start = alloca(self.kind.accumulator, VECTORS * self.lanes)
@@ -333,61 +342,80 @@ class _Direct:
         tiles, args, frame = self.tiles, self.table.args, self.frame.pointer
         heights = tiles.heights(self.pixels)
         in_registers = self.end_in_registers(len(heights))
-        if in_registers is not None:
-            names = [self.tile.function(height, vectors, masked, in_registers) for height in heights]
-        else:
-            names = [self.tile.summing(height, vectors) for height in heights]
+        if in_registers is None:
             finisher = self.end.finisher(vectors, masked)
             steps = self.tile.steps(frame)
 
-        def function(pixels: Count) -> Value:
-            """The function of tiles of so many pixels."""
-            if len(names) == 1:
-                return Value("ptr", f"@{names[0]}")
-            table = self.module.table(f"{names[0]}.table", "ptr", names)
-            return load(ptr, gep(table, umin(pixels - heights[0], len(names) - 1), ptr))
+        def functions(heights: Sequence[int]) -> Callable[[Count], ptr]:
+            """What finds the function of tiles of so many pixels, among neighbouring heights."""
+            if in_registers is not None:
+                names = [self.tile.function(height, vectors, masked, in_registers) for height in heights]
+            else:
+                names = [self.tile.summing(height, vectors) for height in heights]
 
-        least: Count = tiles.low
-        low, high = function(least), function(least + 1)
+            def function(pixels: Count) -> ptr:
+                if len(names) == 1:
+                    return ptr(Value("ptr", f"@{names[0]}"))
+                table = self.module.table(f"{names[0]}.table", "ptr", names)
+                return load(ptr, gep(table, umin(pixels - heights[0], len(names) - 1), ptr))
+
+            return function
+
+        single, least = functions(heights), tiles.low
+        low, high = single(least), single(least + 1)
+        pair: Callable[[Count], ptr] | None = None
+        if takes_two_tiles(self.module.target, self.kind, vectors):
+            pair = functions(range(2 * heights[0], 2 * heights[-1] + 1))
 
         skipping = self.skipping(band, w, vectors) if self.skips else None
-
-        tiles_of_line = 1 if self.flat else band.last_tile - band.first_tile
-        count = (band.last - band.first) * tiles_of_line
+        lines = 1 if self.flat else band.last - band.first
+        first_tile, last_tile = (band.first, band.last) if self.flat else (band.first_tile, band.last_tile)
+        tiles_of_line = last_tile - first_tile
         panel_bytes = self.layout.panels.columns * self.layout.panels.depth * size_bytes(self.element)
-        last_tiles = count - umin(self.tile.step_lines(vectors), count)
+        last_tiles = lines * tiles_of_line - umin(self.tile.step_lines(vectors), lines * tiles_of_line)
 
-        def ahead(line: Count, tile: Count) -> Count:
+        def ahead(line: Count, t: Count) -> Count:
             """Bytes from the weights of a tile to what it prefetches: the last tiles share the next panel. A
             tile that has a panel to itself waits for memory anyway.
             """
-            part = line * tiles_of_line + tile - last_tiles
-            return select((part >= 0) & (count > 1), panel_bytes + part * LINE, 0)
+            part = line * tiles_of_line + (t - first_tile) - last_tiles
+            return select((part >= 0) & (lines * tiles_of_line > 1), panel_bytes + part * LINE, 0)
 
-        def run_tile(x: ptr, t: Count, taps: Sequence[Count], ahead: Count) -> None:
-            pixel: Count = tiles.row(builder(), t)
-            taller = ult(t, tiles.tall)
-            sum_tile = select(taller, high, low)
+        def run_tile(
+            x: ptr, function: ptr, pixel: Count, pixels: Count, taps: Sequence[Count], ahead: Count
+        ) -> None:
             place = gep(x, pixel * self.tile.pixel_step, self.element)
             if in_registers is not None:
-                call(sum_tile, args, frame, place, w, ahead, channel, pixel)
+                call(function, args, frame, place, w, ahead, channel, pixel)
             else:
-                call(sum_tile, place, w, ahead, self.stage, *steps, *taps)
-                pixels = select(taller, least + 1, least)
+                call(function, place, w, ahead, self.stage, *steps, *taps)
                 call(finisher, args, frame, self.stage, channel, pixel, pixels)
 
-        for h in loop(band.first, band.last):
-            x = line_of(h)
-            if self.flat:
-                run_tile(x, h, (), ahead(h - band.first, 0))
-            else:
+        def run_line(x: ptr, line: Count, taps: Sequence[Count]) -> None:
+            start: Count = first_tile
+            if pair is not None:
+                start = last_tile - urem(tiles_of_line, 2)
+                for t in loop(first_tile, start, 2):
+                    pixel: Count = tiles.row(builder(), t)
+                    pixels = tiles.row(builder(), t + 2) - pixel
+                    run_tile(x, pair(pixels), pixel, pixels, taps, 0)
+            for t in loop(start, last_tile):
+                pixel = tiles.row(builder(), t)
+                taller = ult(t, tiles.tall)
+                pixels = select(taller, least + 1, least)
+                run_tile(x, select(taller, high, low), pixel, pixels, taps, ahead(line, t))
+
+        if self.flat:
+            run_line(line_of(0), 0, ())
+        else:
+            for h in loop(band.first, band.last):
+                x = line_of(h)
                 self.frame.change("h", h)
                 taps = skipping(h) if skipping else ()
                 if in_registers is not None:
                     for key, value in zip((*Taps.NAMES, "start"), taps, strict=False):
                         self.frame.change(key, value)
-                for t in loop(band.first_tile, band.last_tile):
-                    run_tile(x, t, taps, ahead(h - band.first, t - band.first_tile))
+                run_line(x, h - band.first, taps)
 
     @inline
     def skipping(self, band: Band, w: ptr, vectors: int) -> Callable[[Count], tuple[Count, ...]]:

@@ -17,6 +17,7 @@ from rlx.records import dataclass
 from rlx.target.cpu import Target
 
 VECTORS = 2  # registers of output channels in a tile
+CHAINS = 8  # sums that keep two multiply-adds of four cycles busy
 
 
 def static(d: Dim) -> int:
@@ -30,13 +31,23 @@ def as_signed(fill: int) -> int:
     return fill - 256 if fill > 127 else fill
 
 
-def tile_pixels(target: Target, kind: Kind) -> int:
+def tile_pixels(target: Target, kind: Kind, vectors: int = VECTORS) -> int:
     """Pixels of a register tile: accumulators, one vector of each weight and one of x fill the registers."""
-    spare = VECTORS + (1 if target.has_fma and kind.adds_at_once else 2)
+    spare = vectors + (1 if target.has_fma and kind.adds_at_once else 2)
     spare += target.web  # engines keep a register for themselves
     if kind.has_excess:  # sums of what is added too much, and the factor
-        spare += VECTORS + 1
-    return (target.registers - spare) // VECTORS
+        spare += vectors + 1
+    return (target.registers - spare) // vectors
+
+
+def takes_two_tiles(target: Target, kind: Kind, vectors: int) -> bool:
+    """Whether a panel that is not full sums two tiles of pixels at a time: one alone has too few sums to hide
+    how long an addition takes.
+    """
+    pixels = tile_pixels(target, kind)
+    return pixels * vectors < CHAINS <= 2 * pixels * vectors and 2 * pixels <= tile_pixels(
+        target, kind, vectors
+    )
 
 
 def reads_depthwise(nest: ConvNest) -> bool:
