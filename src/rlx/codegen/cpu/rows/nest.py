@@ -230,15 +230,41 @@ class _MapNest(NestEmitter):
 
 
 COLUMN_BLOCK = 256  # elements of a column that one chain of additions sums
+COLUMN_CHAINS = 4  # columns that are summed side by side where they fill one vector
 
 
 class _ColumnNest(NestEmitter):
-    """Lanes along the last kept axis: every lane reduces its own column, in ascending order."""
+    """Lanes along the last kept axis: every lane reduces its own column, in ascending order.
+
+    Columns that one vector holds, as the channels of a block, are taken from several places of the other kept
+    axes at once: a single chain of additions would wait for each.
+    """
 
     @inline
     def emit(self) -> EmittedKernel:
-        self.wide = self.lanes * 2
         *outer, columns = self.sizes[: self.nest.outer]
+        if isinstance(columns, int) and columns <= self.lanes:
+            self.wide = self.lanes
+            self.narrow(outer, columns)
+        else:
+            self.wide = self.lanes * 2
+            self.broad(outer, columns)
+        return self.frame.finish()
+
+    @inline
+    def narrow(self, outer: Sequence[Index], columns: int) -> None:
+        """Columns that fit one vector."""
+        mask = None if columns == self.wide else lanes(columns, self.wide)
+        low, high = self.share(outer)
+        whole = high - urem(Word(high - low), COLUMN_CHAINS)
+        for r in loop(low, whole, COLUMN_CHAINS):
+            self.column([[*self.indices(r + n, outer), Word(0)] for n in range(COLUMN_CHAINS)], mask)
+        for r in loop(whole, high):
+            self.column([[*self.indices(r, outer), Word(0)]], mask)
+
+    @inline
+    def broad(self, outer: Sequence[Index], columns: Index) -> None:
+        """Any number of columns, two vectors at a time."""
         space = [*outer, ceildiv(columns, self.wide)]
         low, high = self.share(space)
         for r in loop(low, high):
@@ -246,45 +272,60 @@ class _ColumnNest(NestEmitter):
             base = block * self.wide
             left = columns - base
             if left >= self.wide:
-                self.column([*row, base], None)
+                self.column([[*row, base]], None)
             else:
-                self.column([*row, base], lanes(left, self.wide))
-        return self.frame.finish()
+                self.column([[*row, base]], lanes(left, self.wide))
 
     @inline
-    def column(self, row: list[Word], mask: Value | None) -> None:
-        lane = Lane(len(row) - 1, row[-1], self.wide, mask)
-        head = self.point([*row, *(0 for _ in self.sizes[len(row) :])], lane)
+    def column(self, rows: Sequence[list[Word]], mask: Value | None) -> None:
+        """The columns of one vector, at some places of the other axes."""
+        number = len(rows[0])
+        inner = [0 for _ in self.sizes[number:]]
+        heads = [self.point([*row, *inner], Lane(number - 1, row[-1], self.wide, mask)) for row in rows]
         for stat in self.nest.stats:
             reducer = self.reducer(stat)
-            total = self.reduce(reducer, stat.body, row, reducer.held(), head)
-            head.accs = [*head.accs, reducer.lane_result(total)]
-        for number, output in enumerate(self.nest.stores):
-            if not output.full:
-                self.write(head, output, number, row, output.strides[-1])
-        if any(output.full for output in self.nest.stores):
-            self.store_all(row, head)
+            totals = self.reduce(reducer, stat.body, rows, [reducer.held() for _ in rows], heads)
+            for head, total in zip(heads, totals, strict=True):
+                head.accs = [*head.accs, reducer.lane_result(total)]
+        for row, head in zip(rows, heads, strict=True):
+            for number, output in enumerate(self.nest.stores):
+                if not output.full:
+                    self.write(head, output, number, row, output.strides[-1])
+            if any(output.full for output in self.nest.stores):
+                self.store_all(row, head)
 
     @inline
     def reduce(
-        self, reducer: Reducer, body: Scalar, axes: Sequence[Index], total: list[Word], head: Expression
-    ) -> list[Word]:
-        """Reduce the axes behind `axes`, in blocks where a sum is long."""
-        number = len(axes)
+        self,
+        reducer: Reducer,
+        body: Scalar,
+        points: Sequence[Sequence[Index]],
+        totals: list[list[Word]],
+        heads: Sequence[Expression],
+    ) -> list[list[Word]]:
+        """Reduce the axes behind those of each point, in blocks where a sum is long."""
+        number = len(points[0])
         if number == len(self.sizes):
-            position, at = self.position(axes), self.point(axes, head.lane, head)
-            return reducer.step(total, at.vector(body), position, None, per_lane=True)
+            position = self.position(points[0])
+            values = [
+                self.point(axes, head.lane, head).vector(body)
+                for axes, head in zip(points, heads, strict=True)
+            ]
+            return [
+                reducer.step(total, value, position, None, per_lane=True)
+                for total, value in zip(totals, values, strict=True)
+            ]
         extent = self.sizes[number]
         if not isinstance(reducer, BlockedSum):
             for i in loop(extent):
-                total = self.reduce(reducer, body, [*axes, i], total, head)
-            return total
+                totals = self.reduce(reducer, body, [[*axes, i] for axes in points], totals, heads)
+            return totals
         for start in loop(0, extent, COLUMN_BLOCK):
-            part = reducer.enter(total)
+            parts = [reducer.enter(total) for total in totals]
             for i in loop(start, min(start + COLUMN_BLOCK, extent)):
-                part = self.reduce(reducer, body, [*axes, i], part, head)
-            total = reducer.leave(total, part)
-        return total
+                parts = self.reduce(reducer, body, [[*axes, i] for axes in points], parts, heads)
+            totals = [reducer.leave(total, part) for total, part in zip(totals, parts, strict=True)]
+        return totals
 
     @inline
     def store_all(self, axes: Sequence[Index], head: Expression) -> None:
