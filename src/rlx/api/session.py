@@ -384,16 +384,38 @@ def _from_artifact(
 ) -> CompiledProgram:
     file = Artifact(path)
     progress.info("opening %s", path)
-    known = {name for name in FIELDS if role(name) is Role.RUN} | {"target", "device", "weight_budget"}
     if "ranks" in file.facts:
-        known = known - {"device", "weight_budget"} | {"transport"}
-    fixed = sorted(options.keys() - known)
-    if fixed:
-        raise ConfigError(f"{path} is compiled already; {fixed[0]} cannot be changed, compile it again")
-    if "ranks" in file.facts:
+        _check_unchanged_options(path, options, {"transport"})
         return _of_one_rank(file, trust_native, custom, options)
+    _check_unchanged_options(path, options, {"device", "weight_budget"})
     if options.get("device", "cpu") != "cpu":
         return _compile(file.source(custom), Options.of(None, options))
+
+    def compiled(model: Known, given: dict[str, AttrValue]) -> CompiledProgram:
+        return _stored(model, None, None, given, lambda: (file.source(custom), ()), custom)
+
+    return opened_program(file, trust_native, options, compiled)
+
+
+def _check_unchanged_options(path: Path, options: Collection[str], more: Collection[str]) -> None:
+    """Refuse options that decide about the plan of a program that is compiled already."""
+    known = {name for name in FIELDS if role(name) is Role.RUN} | {"target", *more}
+    fixed = sorted(set(options) - known)
+    if fixed:
+        raise ConfigError(f"{path} is compiled already; {fixed[0]} cannot be changed, compile it again")
+
+
+def opened_program(
+    file: Artifact,
+    trust_native: bool,
+    options: dict[str, AttrValue],
+    compiled: Callable[[Known, dict[str, AttrValue]], CompiledProgram],
+) -> CompiledProgram:
+    """A program of an open file: as it is there, if this user trusts its code and it is for this machine; or
+    `compiled` with the options that it was planned with, for the file as it is now.
+    """
+    path = Path(file.container.path)
+    _check_unchanged_options(path, options, {"device", "weight_budget"})
     number = file.find(resolve(Options.of(None, options).settled().target))
     if number is None and "target" not in options and importlib.util.find_spec("llvmlite") is None:
         number = _for_lesser_machine(file)
@@ -401,9 +423,22 @@ def _from_artifact(
         return _open(file, number, options)
     planned = {} if number is None else file.planned_with(number, KEPT)
     model = str(path), file.container.status  # of the file that was opened, even if another has its name now
-    program = _stored(model, None, None, planned | options, lambda: (file.source(custom), ()), custom)
+    program = compiled(model, planned | options)
     _note_that_it_was_compiled(program, file, number)
     return program
+
+
+def compiled_elsewhere(
+    file: Artifact,
+    options: dict[str, AttrValue],
+    compiled: Callable[[Known, dict[str, AttrValue]], CompiledProgram],
+) -> CompiledProgram:
+    """Another program of what an open file holds: `compiled` with the options that it was planned with."""
+    path = file.container.path
+    _check_unchanged_options(Path(path), options, {"device", "weight_budget"})
+    planned = file.planned_with(0, KEPT) if file.targets else {}
+    planned.pop("assume", None)  # sizes of another graph
+    return compiled((path, file.container.status), planned | options)
 
 
 def _for_lesser_machine(file: Artifact) -> int | None:

@@ -12,10 +12,12 @@ import click
 
 from rlx.cli.output import print_line, print_note, print_piece, progress
 from rlx.errors import RlxError
+from rlx.llm.config import ACTIVATIONS
 from rlx.llm.hf import read_json
 from rlx.llm.model import AnswerOptions, LanguageModel, load
 from rlx.llm.sample import Sampling, SamplingOptions
-from rlx.llm.source import ACTIVATIONS
+
+_USUAL = " [f32, or what a file was prepared with]."
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -44,23 +46,33 @@ def sampling_options(command: Command) -> Command:
 
 def activations_option(command: Command) -> Command:
     """What matmuls with weights of 4 and 8 bits multiply."""
-    text = "Multiply weights of 4 and 8 bits by f32, or by activations rounded to 8 bits, which is faster."
-    return click.option(
-        "--activations", type=click.Choice(ACTIVATIONS), default="f32", show_default=True, help=text
-    )(command)
-
-
-def kv_option(command: Command) -> Command:
-    """What keys and values are."""
-    text = "Keep keys and values in f32, or rounded to 8 bits, in a quarter of the memory."
-    return click.option("--kv", type=click.Choice(ACTIVATIONS), default="f32", show_default=True, help=text)(
+    text = "Multiply weights of 4 and 8 bits by f32, or by activations rounded to 8 bits, which is faster"
+    return click.option("--activations", type=click.Choice(ACTIVATIONS), default=None, help=text + _USUAL)(
         command
     )
 
 
+def kv_option(command: Command) -> Command:
+    """What keys and values are."""
+    text = "Keep keys and values in f32, or rounded to 8 bits, in a quarter of the memory"
+    return click.option("--kv", type=click.Choice(ACTIVATIONS), default=None, help=text + _USUAL)(command)
+
+
+def context_option(command: Command) -> Command:
+    """How long a conversation may be."""
+    text = "Tokens of a conversation [4096]."
+    return click.option("--context", type=click.IntRange(min=1), default=None, help=text)(command)
+
+
 @click.command()
 @click.argument("prompt", nargs=-1)
-@click.option("--model", "-m", default="zoo:smollm2", show_default=True, help="GGUF file, folder, or zoo:ID.")
+@click.option(
+    "--model",
+    "-m",
+    default="zoo:smollm2",
+    show_default=True,
+    help="GGUF or prepared file, folder, or zoo:ID.",
+)
 @click.option("--draft", default=None, help="Small model that proposes tokens, or lookup [none].")
 @click.option("--system", "-s", default=None, help="What the model is to be, as a system prompt.")
 @sampling_options
@@ -69,7 +81,7 @@ def kv_option(command: Command) -> Command:
 @activations_option
 @kv_option
 @click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Longest answer [the context].")
-@click.option("--context", type=click.IntRange(min=1), default=None, help="Tokens of a conversation [4096].")
+@context_option
 @click.option("--memory-limit", metavar="BYTES", default=None, help="Most memory, like 500MiB [none].")
 @click.option("--threads", "-t", type=click.IntRange(min=1), default=None, help="Number of threads [all].")
 def chat(
@@ -79,8 +91,8 @@ def chat(
     system: str | None,
     stop: tuple[str, ...],
     json_schema: str | None,
-    activations: str,
-    kv: str,
+    activations: str | None,
+    kv: str | None,
     max_tokens: int | None,
     context: int | None,
     memory_limit: str | None,

@@ -1,4 +1,6 @@
-"""rlx compile: a model to a .rlx file with plan, native code and weights, or to its plan as text."""
+"""rlx compile: a model to a .rlx file with plan, native code and weights, or to its plan as text.
+
+That of a language model also has its tokenizer, chat template and settings."""
 
 from __future__ import annotations
 
@@ -8,8 +10,12 @@ from typing import Any
 
 import click
 
-from rlx.cli.model import MODEL_HELP, compile_options, open_model
+from rlx.cli.chat import activations_option, context_option, kv_option
+from rlx.cli.model import MODEL_HELP, compile_options, open_language_model, open_model
 from rlx.cli.output import counted, human_bytes, human_time, json_option, print_json, print_line, progress
+from rlx.llm.model import LanguageModel
+from rlx.llm.prepared.save import save as save_language_model
+from rlx.llm.source import is_language_model
 from rlx.plan.files import write_text
 from rlx.runtime.store.save import lir_for, save
 from rlx.target.cpu import resolve, runs_here
@@ -28,11 +34,26 @@ from rlx.target.cpu import resolve, runs_here
     "--also", multiple=True, metavar="TARGET", help="Add code for another CPU target; may be repeated."
 )
 @compile_options
+@activations_option
+@kv_option
+@context_option
 @json_option
-def compile(model: str, output: str, also: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def compile(
+    model: str,
+    output: str,
+    also: tuple[str, ...],
+    activations: str | None,
+    kv: str | None,
+    context: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Compile MODEL and save it as a .rlx file, which loads quickly.
 
     A .plan file holds the plan as text instead, to read and to compare with rlx diff.
+
+    MODEL may be a language model: a GGUF file, a folder with config.json, or zoo:ID. Its .rlx file holds all
+    of it, for rlx chat, serve and explain; --activations, --kv and --context are for it, and fixed then.
     """
     ending = Path(output).suffix
     if ending not in (".rlx", ".plan"):
@@ -48,10 +69,22 @@ def compile(model: str, output: str, also: tuple[str, ...], as_json: bool, **opt
     target: str | None = options.pop("target")
     # Code for another machine cannot be loaded here: it is compiled when the file is written.
     other = target if target is not None and not runs_here(resolve(target)) else None
-    program = open_model(model, target=None if other else target, **options)
+    here = None if other else target
+    language: dict[str, Any] = {"activations": activations, "kv": kv, "context": context}
+    loaded: LanguageModel | None = None
+    if is_language_model(model):
+        loaded = open_language_model(model, target=here, **language, **options)
+        program = loaded.program
+    else:
+        given = next((name for name, value in language.items() if value is not None), None)
+        if given is not None:
+            raise click.UsageError(f"--{given} is for language models, which {model} is not")
+        program = open_model(model, target=here, **options)
     with progress(f"writing {output}"):
         if as_text:
             write_text(lir_for(program, other) if other else program.lir, output)
+        elif loaded is not None:
+            save_language_model(loaded, output, (other, *also) if other else also, own=not other)
         elif other:
             save(program, output, (other, *also), own=False)
         else:

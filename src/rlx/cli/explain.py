@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 def explain(
     model: str,
     bind: tuple[str, ...],
-    activations: str,
-    kv: str,
+    activations: str | None,
+    kv: str | None,
     measure: bool,
     asm: str | None,
     as_json: bool,
@@ -47,8 +47,8 @@ def explain(
 ) -> None:
     """Show the kernels of MODEL with their predicted costs, the fusion decisions and the memory plan.
 
-    For a language model (a GGUF file, or a folder with config.json) show the memory that it needs. The header
-    of its file says so; nothing is loaded.
+    For a language model (a GGUF file, a folder with config.json, or what rlx compile made of one) show the
+    memory that it needs. The header of its file says so; nothing is loaded.
     """
     sizes = sizes_of(bind)
     if is_language_model(model):
@@ -84,14 +84,14 @@ _MULTIPLIED = {
 }
 
 
-def _explain_language_model(model: str, activations: str, kv: str, as_json: bool) -> None:
+def _explain_language_model(model: str, activations: str | None, kv: str | None, as_json: bool) -> None:
     with progress(f"planning {model}"):
         source = open_source(model).rounded(activations, kv)
         needs = memory_of(source)
     config = source.config
     if as_json:
         about = {"architecture": config.architecture, "layers": config.layers}
-        print_json({**about, "activation_dtype": activations, "kv_dtype": kv, **needs})
+        print_json({**about, "activation_dtype": config.activations, "kv_dtype": config.kv, **needs})
         return
     print_line(
         f"{source.path.name}: {config.architecture}, {config.layers} layers of {config.width}, "
@@ -116,7 +116,7 @@ def _explain_language_model(model: str, activations: str, kv: str, as_json: bool
         ],
         right=("bytes",),
     )
-    print_line(f"\n{_MULTIPLIED[activations]}")
+    print_line(f"\n{_MULTIPLIED[config.activations]}")
 
 
 def _print_assembly(program: CompiledProgram, kernel: str, as_json: bool) -> None:

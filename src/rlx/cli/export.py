@@ -75,7 +75,7 @@ def export(
     start = time.perf_counter()
     called = name or identifier(Path(model.removeprefix("zoo:")).stem)
     if is_language_model(model):
-        language = open_language_model(model, context, **options)
+        language = open_language_model(model, context=context, **options)
         program, shown = language.program, page and chat_page(language, called)
         ranges = {**_DECODER, **ranges}
     elif context is not None:

@@ -54,11 +54,11 @@ def open_model(
 
 
 def open_language_model(
-    model: str, context: int | None, assume: tuple[str, ...], trust_native: bool = False, **given: object
+    model: str, assume: tuple[str, ...], trust_native: bool = False, **given: object
 ) -> LanguageModel:
     """A language model; options that were not given are left to `rlx.llm.load`."""
     with progress(f"loading {model}") as say:
-        return load_language_model(model, context=context, notify=say, **_chosen(assume, given))
+        return load_language_model(model, notify=say, **_chosen(assume, given))
 
 
 def _chosen(assume: tuple[str, ...], given: Mapping[str, object]) -> Json:

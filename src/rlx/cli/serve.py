@@ -7,8 +7,9 @@ from typing import cast
 
 import click
 
-from rlx.cli.chat import activations_option, kv_option, sampling_options
+from rlx.cli.chat import activations_option, context_option, kv_option, sampling_options
 from rlx.cli.output import json_option, print_json, print_line, print_note, progress
+from rlx.llm.batching.program import SLOTS
 from rlx.llm.engine import Engine
 from rlx.llm.sample import Sampling, SamplingOptions
 from rlx.progress import NAME
@@ -28,7 +29,7 @@ from rlx.serve.server import Server
 @click.option("--draft", default=None, help="Small model that proposes tokens, or lookup [none].")
 @click.option("--model-name", default=None, help="What clients call the model [its file's name].")
 @click.option(
-    "--slots", type=click.IntRange(min=1), default=16, show_default=True, help="Answers generated at once."
+    "--slots", type=click.IntRange(min=1), default=SLOTS, show_default=True, help="Answers generated at once."
 )
 @click.option(
     "--queue", type=click.IntRange(min=0), default=64, show_default=True, help="Requests that may wait."
@@ -47,7 +48,7 @@ from rlx.serve.server import Server
 @sampling_options
 @activations_option
 @kv_option
-@click.option("--context", type=click.IntRange(min=1), default=None, help="Tokens of a conversation [4096].")
+@context_option
 @click.option("--threads", "-t", type=click.IntRange(min=1), default=None, help="Number of threads [all].")
 @click.option("--quiet", "-q", is_flag=True, help="Log no requests.")
 @json_option
@@ -63,15 +64,17 @@ def serve(
     kv_memory: str,
     max_tokens: int | None,
     timeout: float,
-    activations: str,
-    kv: str,
+    activations: str | None,
+    kv: str | None,
     context: int | None,
     threads: int | None,
     quiet: bool,
     as_json: bool,
     **sampling: float | None,
 ) -> None:
-    """Serve the language MODEL (a GGUF file, a folder, or zoo:ID) as OpenAI's clients expect it.
+    """Serve the language MODEL as OpenAI's clients expect it.
+
+    It is a GGUF file, a folder with config.json, zoo:ID, or what rlx compile made of one of these.
 
     Stdout gets the address; requests are logged on stderr. SIGTERM and Ctrl-C finish the requests that are
     here; a second signal stops at once. The address itself shows a page to chat with. The options for

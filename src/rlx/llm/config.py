@@ -24,6 +24,11 @@ DECODERS = (
 ENCODERS = ("bert", "roberta", "xlm-roberta")
 """Architectures that turn texts to vectors; GGUF files of all of them say bert."""
 
+ACTIVATIONS = ("f32", "i8")
+"""What rows of matmuls, and keys and values, may be."""
+ARITHMETIC = ("silu", "gelu", "gelu_tanh")
+"""Activation functions."""
+
 _MOST = 1 << 24  # of anything but the context: more is damage
 
 
@@ -113,7 +118,8 @@ def _refuse(path: str, architecture: object) -> UnsupportedError:
     )
 
 
-def _checked(path: str, config: Config) -> Config:
+def checked(path: str, config: Config) -> Config:
+    """The same decoder, or a FormatError if its sizes fit no model."""
     sizes = {name: getattr(config, name) for name in ("layers", "width", "heads", "kv_heads", "depth")}
     for name, size in sizes.items():
         if not 1 <= size <= _MOST:
@@ -198,7 +204,7 @@ def from_gguf(file: GgufFile) -> Config:
         found = replace(
             found, gate_limit=7.0, gate_slope=1.702, windowed=tuple(i % 2 == 0 for i in range(layers))
         )
-    return _checked(file.path, found)
+    return checked(file.path, found)
 
 
 def _gguf_short(file: GgufFile, kind: str) -> int:
@@ -276,7 +282,7 @@ def from_hf(path: str, given: Json) -> Config:
         columns_first=gpt2,
     )
     if kind in ENCODERS:
-        return _checked(path, _hf_encoder(path, found, given))
+        return checked(path, _hf_encoder(path, found, given))
     if kind == "qwen3moe":
         found = replace(
             found,
@@ -310,7 +316,7 @@ def from_hf(path: str, given: Json) -> Config:
         local = hf_values(given, "sliding_attention")
         base = real_of("rope_theta", (local,), real_of("rope_local_base_freq", (given,), 10000.0))
         found = replace(found, local_rope=Rope(base, depth))
-    return _checked(path, found)
+    return checked(path, found)
 
 
 def _hf_encoder(path: str, found: Config, given: Json) -> Config:

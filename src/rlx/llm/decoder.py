@@ -14,7 +14,7 @@ import numpy as np
 from rlx import ops
 from rlx.errors import FormatError
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import LazyArray, dtype
+from rlx.ir.dtype import LazyArray, ParamValue, dtype
 from rlx.ir.graph import Graph, Node
 from rlx.llm.config import Config
 from rlx.llm.operands import (
@@ -118,8 +118,22 @@ class _Decoder:
         known = self.graph.params.get(part.name)
         if known is not None:
             return known
-        value = LazyArray(dtype(part.dtype), part.shape, part.make) if self.values else None
-        return self.graph.param(part.name, part.shape, part.dtype, value=value)
+        return self.graph.param(part.name, part.shape, part.dtype, value=self.value(part))
+
+    def value(self, part: Part) -> ParamValue | None:
+        """The value of a param, made when it is needed."""
+        if not self.values:
+            return None
+        of, stored = dtype(part.dtype), self.tensors.params
+        if stored is None:
+            return LazyArray(of, part.shape, part.make)
+        value = stored().get(part.name)
+        if value is None or value.shape != part.shape or dtype(value.dtype) is not of:
+            there = "no value" if value is None else f"{value.dtype}{list(value.shape)}"
+            raise FormatError(
+                f"{self.tensors.path}: param {part.name!r} is {of}{list(part.shape)}, and it has {there}"
+            )
+        return value
 
     def numbers(self, entry: Entry) -> Node:
         """A tensor of floating-point numbers, in f32."""

@@ -21,7 +21,7 @@ from rlx.api.options import LoadOptions
 from rlx.errors import BudgetError, ConfigError, InputError, RlxError
 from rlx.llm.batching.drafts import MOST_PROPOSED, Drafts, LookupDrafts, ModelDrafts, propose
 from rlx.llm.batching.pages import PAGE, pages_for
-from rlx.llm.batching.program import paged_program
+from rlx.llm.batching.program import PREFILL_CHUNK, SLOTS, engine_tokens, key_of, program_of
 from rlx.llm.batching.saved import Saved, model_mark, read_saved, write_saved
 from rlx.llm.batching.schedule import Batch, Scheduler
 from rlx.llm.batching.sequence import Answer, Deliver, Embedding, Generation, Request, Run
@@ -68,10 +68,10 @@ class Engine(ModelText):
         model: LanguageModel | str | os.PathLike[str],
         *,
         draft: str | os.PathLike[str] | None = None,
-        slots: int = 16,
+        slots: int = SLOTS,
         kv_memory: int | str = "1GiB",
         queue: int = 64,
-        prefill_chunk: int = 256,
+        prefill_chunk: int = PREFILL_CHUNK,
         activations: str | None = None,
         kv: str | None = None,
         context: int | None = None,
@@ -88,8 +88,9 @@ class Engine(ModelText):
         super().__init__(source)
         wanted = model.positions if isinstance(model, LanguageModel) and context is None else context
         self.positions = source.positions(wanted)
-        if source.config.is_encoder:
-            prefill_chunk = max(prefill_chunk, self.positions)  # a text is in one step
+        proposed = 0 if draft is None else MOST_PROPOSED
+        most = engine_tokens(source.config, self.positions, prefill_chunk, slots, proposed)
+        prefill_chunk = most - slots - proposed
         self.slots, self.queue, self.prefill_chunk = slots, queue, prefill_chunk
         self.vocabulary_size = source.tensors["token_embd.weight"].shape[0]
         if draft is not None and source.config.is_encoder:
@@ -97,15 +98,14 @@ class Engine(ModelText):
         other = None if draft is None or draft == LOOKUP else self._draft_source(draft, notify)
         each = source.config.page_bytes + (0 if other is None else other.config.page_bytes)
         self._page_total = self._page_count(config.parse_bytes(kv_memory, "kv_memory"), PAGE * each)
-        most = prefill_chunk + slots + (0 if draft is None else MOST_PROPOSED)  # tokens of a step
-        self.program = paged_program(source, self.positions, most, options)
+        self.program = program_of(source, key_of(source, self.positions, most), options)
         self._stream = self.program.stream(sizes={"pages": self._page_total})
         self._drafts: Drafts | None = None if draft is None else LookupDrafts()
         if other is not None:
             positions = min(self.positions, other.config.context)
             table = other.tensors["token_embd.weight"].shape[0]
             self._drafts = ModelDrafts(
-                paged_program(other, positions, most, options),
+                program_of(other, key_of(other, positions, most), options),
                 self._page_total,
                 positions,
                 most,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -15,13 +16,14 @@ import numpy as np
 from rlx.errors import FormatError
 from rlx.files import file_boundary, open_plain
 from rlx.llm.blocks import FORMATS, OTHERS, Format
-from rlx.llm.tensors import Entry, Mapped, Tensors
+from rlx.llm.tensors import Entry, InMemory, Mapped, Tensors
 
 Array = np.ndarray
 Value: TypeAlias = bool | int | float | str | list[str] | Array
 V = TypeVar("V")
 
 _MAGIC = b"GGUF"
+_TENSOR_COUNT = 8  # where the number of tensors is, behind the version
 _VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -33,15 +35,43 @@ class GgufFile:
     """A GGUF file: `metadata` has values by key, `tensors` the tensors by name."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        self.metadata: dict[str, Value] = {}
-        self.tensors = Tensors(self.path, {})
+        self._prepare(os.fspath(path))
         with file_boundary(self.path, "GGUF file"), open_plain(self.path) as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                raise FormatError(f"{self.path} is not a GGUF file: it does not begin with 'GGUF'")
-            mapped = Mapped(file, self.path)
-            _Reader(self, mapped).read()
-            mapped.check()
+            self._read(file.read(len(_MAGIC)), lambda: Mapped(file, self.path))
+
+    @classmethod
+    def of_bytes(cls, name: str, data: bytes) -> GgufFile:
+        """What the bytes of a file hold; `name` is what errors call them."""
+        made = cls.__new__(cls)
+        made._prepare(name)
+        with file_boundary(name, "GGUF file"):
+            made._read(data[: len(_MAGIC)], lambda: InMemory(data, name))
+        return made
+
+    def _prepare(self, path: str) -> None:
+        self.path = path
+        self.metadata: dict[str, Value] = {}
+        self.tensors = Tensors(path, {})
+
+    def _read(self, start: bytes, opened: Callable[[], Mapped]) -> None:
+        if start != _MAGIC:
+            raise FormatError(f"{self.path} is not a GGUF file: it does not begin with 'GGUF'")
+        mapped = opened()
+        reader = _Reader(self, mapped)
+        reader.read()
+        mapped.check()
+        self._mapped, self._end = mapped, reader.end_of_metadata
+
+    def without_tensors(self) -> bytes:
+        """The bytes of a file with the same metadata, and nothing else.
+
+        >>> empty = b"GGUF" + struct.pack("<IQQ", 3, 0, 0)
+        >>> GgufFile.of_bytes("empty", empty).without_tensors() == empty
+        True
+        """
+        head = self._mapped.bytes[: self._end].tobytes()
+        self._mapped.check()
+        return head[:_TENSOR_COUNT] + bytes(8) + head[_TENSOR_COUNT + 8 :]
 
     def get(self, key: str, kind: type[V], default: V | None = None) -> V:
         """A value of the metadata, which must be of a kind; a float may be stored as an integer."""
@@ -76,6 +106,7 @@ class _Reader:
 
     def __init__(self, file: GgufFile, mapped: Mapped) -> None:
         self.file, self.mapped, self.data, self.at = file, mapped, mapped.bytes.data, len(_MAGIC)
+        self.end_of_metadata = self.at
 
     def fail(self, text: str) -> FormatError:
         return FormatError(f"{self.file.path} is not a valid GGUF file: {text} (at byte {self.at})")
@@ -154,6 +185,7 @@ class _Reader:
             if key in metadata:
                 raise self.fail(f"the metadata has {key!r} twice")
             metadata[key] = self.value(key)
+        self.end_of_metadata = self.at
         found = [self.tensor(i) for i in range(tensors)]
         alignment = self.file.get("general.alignment", int, 32)
         if alignment < 1 or alignment & (alignment - 1):

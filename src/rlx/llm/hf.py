@@ -21,7 +21,14 @@ _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 def read_json(path: Path) -> Json:
     """A file that holds one JSON object."""
     with file_boundary(path, "JSON file"):
-        found = json.loads(read_plain(path))
+        text = read_plain(path)
+    return json_object(path, text)
+
+
+def json_object(path: Path, text: bytes) -> Json:
+    """The object in a text of JSON; `path` is what errors call it."""
+    with file_boundary(path, "JSON file"):
+        found = json.loads(text)
         if not isinstance(found, dict):
             raise FormatError(f"{path} holds no JSON object, but {type(found).__name__}")
         return found

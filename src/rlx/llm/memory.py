@@ -44,7 +44,7 @@ def memory_of(source: Source, context: int | None = None) -> Mapping[str, int]:
     of_one = source.config.kv_numbers * dtype(source.config.attention_dtype).itemsize
     sizes = planned(1)
     return {
-        "file": source.tensors.nbytes,
+        "file": source.tensors.nbytes if source.prepared is None else source.prepared.nbytes,
         "weights": int(sizes["weight"]),
         "context": positions,
         "kv_per_1000_tokens": 1000 * (source.config.page_bytes if in_pages else of_one),

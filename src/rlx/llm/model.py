@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Unpack, cast
 import numpy as np
 
 from rlx.api.options import LoadOptions
-from rlx.api.session import known, stored_program
 from rlx.errors import ConfigError, InputError
+from rlx.files import Json
 from rlx.llm import late
-from rlx.llm.batching.program import paged_program
+from rlx.llm.batching.program import key_of, program_of, tokens_alone
 from rlx.llm.draft import (
     LOOKUP,
     MOST,
@@ -24,7 +24,8 @@ from rlx.llm.draft import (
     check_tokenizers,
     step,
 )
-from rlx.llm.encoders.texts import EncodedTexts, tokens_of_a_step
+from rlx.llm.encoders.texts import EncodedTexts
+from rlx.llm.prepared.save import save
 from rlx.llm.sample import Sampler, Sampling, SamplingOptions, StopWords, log_softmax_at, perplexity_of
 from rlx.llm.schema import Guide
 from rlx.llm.source import AT_ONCE, Source, open_source
@@ -46,15 +47,15 @@ def load(
     path: str | os.PathLike[str],
     *,
     draft: str | os.PathLike[str] | None = None,
-    activations: str = "f32",
-    kv: str = "f32",
+    activations: str | None = None,
+    kv: str | None = None,
     context: int | None = None,
     memory_limit: int | str | None = None,
     notify: Callable[[str], None] | None = None,
     **options: Unpack[LoadOptions],
 ) -> LanguageModel:
-    """A language model from a GGUF file, a folder with config.json and safetensors, or zoo:ID. It may be an
-    encoder, like BERT, which has `embed` and no text.
+    """A language model from a GGUF file, a folder with config.json and safetensors, zoo:ID, or a file that
+    `save` wrote. It may be an encoder, like BERT, which has `embed` and no text.
 
     `context` is how many tokens a conversation may have (by default 4096, or what the model was trained for
     if that is less). `memory_limit`, like "500MiB", is for weights, keys, values and activations together:
@@ -64,7 +65,8 @@ def load(
 
     With `activations` "i8", matmuls with weights of 4 and 8 bits round their rows to 8 bits, group by group,
     and queries, keys and values are bf16: much faster for prompts, and less precise (docs/llm.md has
-    figures). The default, "f32", loses nothing.
+    figures). The default, "f32", loses nothing. A file that `save` wrote has `activations`, `kv` and
+    `context` of the model that was saved.
 
     With `kv` "i8", keys and values are rounded to 8 bits, with a scale for each token of a head: they take a
     quarter of the memory.
@@ -80,7 +82,6 @@ def load(
     """
     source = open_source(path, notify).rounded(activations, kv)
     positions = source.positions(context)
-    others = [known(other) for other in source.others]
     if source.config.is_encoder:
         if draft is not None or memory_limit is not None:
             raise ConfigError(f"{source.path} is an encoder, which has no draft and no memory_limit")
@@ -91,24 +92,20 @@ def load(
         return _load_checked(source, draft, positions, notify, options)
     if memory_limit is not None:
         options["weight_budget"] = late.weight_budget(source, positions, memory_limit)
-    if kv != "f32":
-        program = paged_program(source, positions, MOST, options)
-        return LanguageModel(source, program, positions, CheckedConversation(program, positions, NoDraft()))
-    program = stored_program(
-        known(source.path),
-        {**options},
-        {"decoder": positions, "activations": activations},
-        lambda: (late.build(source.config, source.tensors, positions), others),
-    )
-    source.tensors.check()
-    return LanguageModel(source, program, positions)
+    key = key_of(source, positions, tokens_alone(source.config, positions))
+    program = program_of(source, key, options)
+    if source.config.kv != "f32":
+        state = CheckedConversation(program, positions, NoDraft())
+        return LanguageModel(source, program, positions, key, options, state)
+    return LanguageModel(source, program, positions, key, options)
 
 
 def _load_encoder(source: Source, positions: int, options: LoadOptions) -> LanguageModel:
     """A model that only turns texts to vectors."""
-    program = paged_program(source, positions, tokens_of_a_step(positions), options)
+    key = key_of(source, positions, tokens_alone(source.config, positions))
+    program = program_of(source, key, options)
     state = EncodedTexts(program, positions, str(source.path))
-    return LanguageModel(source, program, positions, state)
+    return LanguageModel(source, program, positions, key, options, state)
 
 
 def _load_checked(
@@ -124,13 +121,14 @@ def _load_checked(
         activations, kv = source.config.activations, source.config.kv
         other = open_source(draft, notify).rounded(activations)
         check_tokenizers(source, other)
-        at_most = min(positions, other.config.context)
+        at_most = min(positions, other.config.context) if other.prepared is None else None
         small = load(draft, activations=activations, kv=kv, context=at_most, **options)
         vocabulary = source.tensors["token_embd.weight"].shape[0]
         proposes = Likeliest(small.state, vocabulary)
-    program = paged_program(source, positions, MOST, options)
+    key = key_of(source, positions, MOST)
+    program = program_of(source, key, options)
     state = CheckedConversation(program, positions, proposes)
-    return LanguageModel(source, program, positions, state)
+    return LanguageModel(source, program, positions, key, options, state)
 
 
 class LanguageModel(ModelText):
@@ -141,10 +139,12 @@ class LanguageModel(ModelText):
         source: Source,
         program: CompiledProgram,
         positions: int,
+        key: Json,
+        options: LoadOptions,
         state: CheckedConversation | EncodedTexts | None = None,
     ) -> None:
         super().__init__(source)
-        self.program, self.positions = program, positions
+        self.program, self.positions, self.key, self.options = program, positions, key, options
         self.state: Conversation | CheckedConversation | EncodedTexts
         self.state = Conversation(program, positions) if state is None else state
         self.generated = 0
@@ -162,6 +162,16 @@ class LanguageModel(ModelText):
         """Tokens that a draft has proposed, and those of them that were taken."""
         state = self.state
         return (state.proposed, state.accepted) if isinstance(state, CheckedConversation) else (0, 0)
+
+    def save(self, path: str | os.PathLike[str], also: Sequence[str] = ()) -> None:
+        """Write the model to one file whose name ends in .rlx: programs, weights, tokenizer, chat template,
+        settings. `load` and `Engine` take it, and compile nothing on machines like this one; the file that
+        the model came from is not needed. `also` names further targets that it shall have code for.
+
+        >>> import rlx
+        >>> rlx.llm.load("zoo:smollm2").save("smollm2.rlx")  # doctest: +SKIP
+        """
+        save(self, path, also)
 
     # -- text
 

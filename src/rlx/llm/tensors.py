@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
 
 from rlx.errors import FormatError
+from rlx.ir.dtype import ParamValue
 from rlx.llm.blocks import Format, Groups, decode
 from rlx.records import dataclass
 from rlx.runtime.memory import drop_pages
@@ -42,6 +45,14 @@ class Mapped:
         """Raise if a page was read that the file no longer has."""
         if self._guarded is not None and self._guarded.broken:
             raise FormatError(f"{self.path} was cut short while it was read")
+
+
+class InMemory(Mapped):
+    """The bytes of a file that is not on a disk."""
+
+    def __init__(self, data: bytes, path: str) -> None:
+        self.path, self.size, self._guarded = path, len(data), None
+        self.bytes = np.frombuffer(data, np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +117,9 @@ class Stack(Entry):
 class Tensors:
     """Tensors by name; those that were asked for are noted, so that what is left over can be named."""
 
+    params: Callable[[], Mapping[str, ParamValue]] | None = None
+    """What a decoder makes of tensors, by the names of its params, where a file has that instead."""
+
     def __init__(self, path: str, entries: dict[str, Entry]) -> None:
         self.path, self.entries = path, entries
         self.asked: set[str] = set()
@@ -133,3 +147,13 @@ class Tensors:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(entry.nbytes for entry in self.entries.values())
+
+    @cached_property
+    def mark(self) -> str:
+        """What tells one model from another; it reads little of each tensor."""
+        digest = hashlib.sha256()
+        for name, entry in sorted(self.entries.items()):
+            data = entry.source.bytes[entry.offset : entry.offset + entry.nbytes]
+            digest.update(f"{name} {entry.shape} {entry.format.name}".encode())
+            digest.update(data[:64].tobytes() + data[-64:].tobytes())
+        return digest.hexdigest()

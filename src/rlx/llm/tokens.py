@@ -429,13 +429,20 @@ def _normalised(file: GgufFile, plain: Encode) -> Encode:
 
 
 def from_json(path: Path, config: Json, encloses: bool = False) -> Tokenizer:
-    """The tokenizer of a tokenizer.json; `config` is that of tokenizer_config.json. No text is cut or padded.
+    """The tokenizer of a tokenizer.json; see `from_json_text`."""
+    with file_boundary(path, "tokenizer"):
+        text = read_plain(path)
+    return from_json_text(str(path), text, config, encloses)
+
+
+def from_json_text(path: str, text: bytes, config: Json, encloses: bool = False) -> Tokenizer:
+    """The tokenizer in the text of a tokenizer.json; `config` is that of tokenizer_config.json. No text is
+    cut or padded; `path` is what errors call it.
 
     With `encloses`, as for an encoder, texts begin and end with the tokens that the file adds.
     """
     package = _tokenizers()
     with file_boundary(path, "tokenizer"):
-        text = read_plain(path)
         model, about = package.Tokenizer.from_str(text.decode()), json.loads(text)
         ids: dict[str, int] = model.get_vocab(with_added_tokens=True)
         tokens = [""] * (max(ids.values(), default=-1) + 1)

@@ -339,6 +339,11 @@ class File:
         return out
 
     @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._size
+
+    @property
     def part_names(self) -> list[str]:
         """Names of the parts, in the order they were written."""
         return list(self._parts)
@@ -374,9 +379,12 @@ class File:
 
     def table(self, name: str) -> dict[str, np.ndarray]:
         """Arrays of a table of the header, by name."""
-        numbers = self.header.get(name)
+        return self.arrays_of(self.header.get(name), name)
+
+    def arrays_of(self, numbers: object, what: str) -> dict[str, np.ndarray]:
+        """Arrays by name, from a dict with their numbers."""
         if not isinstance(numbers, dict):
-            raise self.fail(f"its header has no sound {name}")
+            raise self.fail(f"its header has no sound {what}")
         return {key: self.array(number) for key, number in numbers.items()}
 
     def array(self, number: int) -> np.ndarray:

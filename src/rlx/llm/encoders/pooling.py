@@ -14,7 +14,7 @@ from rlx.llm.gguf import GgufFile
 from rlx.llm.hf import read_json
 from rlx.records import dataclass
 
-_POOLS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+POOLS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean": lambda features: features.mean(axis=0),
     "cls": lambda features: features[0],
     "max": lambda features: features.max(axis=0),
@@ -49,7 +49,7 @@ class Pooling:
     def __call__(self, features: np.ndarray) -> np.ndarray:
         """The vector of features [tokens, width]."""
         wide = features.astype(np.float64)
-        found = _POOLS[self.mode](wide)
+        found = POOLS[self.mode](wide)
         if self.normalised:
             found = found / max(float(np.linalg.norm(found)), 1e-12)
         return np.asarray(found, np.float32)
@@ -90,8 +90,8 @@ def _mode(folder: Path, place: str) -> str:
     about: Json = read_json(path)
     named = about.get("pooling_mode")
     modes = [mode for key, mode in _OLD_NAMES.items() if about.get(key) is True] if named is None else [named]
-    if len(modes) != 1 or modes[0] not in _POOLS:
-        raise UnsupportedError(f"{path}: pooling by {modes} is not one of {', '.join(_POOLS)}")
+    if len(modes) != 1 or modes[0] not in POOLS:
+        raise UnsupportedError(f"{path}: pooling by {modes} is not one of {', '.join(POOLS)}")
     return str(modes[0])
 
 

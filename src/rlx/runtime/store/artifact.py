@@ -11,6 +11,8 @@ that this user has signed:
   nor plan is looked at. Params are taken from derived weights by NumPy, in layouts that are checked;
 - a file without a variant for this machine and this version of the generator is compiled from its graph.
 
+A file may hold further programs (`inner`), which share its arrays and params: those of a language model.
+
 A signature covers plan, code, source, all tables of the header and the SHA-256 of the weights. That digest is
 compared with the weights when a file is first loaded, by `trust` and by `verify`. Later loads of the same
 file, as its size and times tell, read no weight: pages come from the file when kernels need them.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import os
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -37,7 +40,16 @@ from rlx.runtime.memory import allocate
 from rlx.runtime.native_code import open_blob, open_runtime
 from rlx.runtime.recover import Recovered, check_recovery
 from rlx.runtime.store.container import Container
-from rlx.runtime.store.origin import RECOVERY, Origin, generator, signed_bytes
+from rlx.runtime.store.origin import (
+    DEFLATED,
+    INNER,
+    RECOVERY,
+    Origin,
+    generator,
+    inner_header,
+    is_inner,
+    signed_bytes,
+)
 from rlx.runtime.store.stored import StoredLir
 from rlx.runtime.store.trust import accept, accepted, is_noted, keyring, note
 from rlx.runtime.weights import Weights
@@ -67,16 +79,53 @@ class Artifact:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.container = Container(path)
-        header = self.container.header
+        self._main = self
+        self._read(self.container.header)
+
+    def _read(self, header: Json, prefix: str = "") -> None:
+        """Take a program whose parts have this prefix."""
         kinds = {"name": str, "facts": dict, "variants": list, "params": dict, "states": dict, "blobs": dict}
         if "packed_params" in header:  # which files of earlier versions do not have
             kinds["packed_params"] = dict
         wrong = [key for key, kind in kinds.items() if not isinstance(header.get(key), kind)]
         if wrong or not all(map(_is_variant, header["variants"])):
             raise self.container.fail(f"its header has no sound {wrong[0] if wrong else 'variants'}")
+        self.header, self._prefix = header, prefix
         self._tables: dict[str, dict[str, np.ndarray]] = {}
         self.name: str = header["name"]
         self.facts: Json = header["facts"]
+
+    @functools.cached_property
+    def inner(self) -> Mapping[str, Artifact]:
+        """Programs beside this one, by name."""
+        found: dict[str, Artifact] = {}
+        if INNER in self.header:
+            programs = self.header[INNER]
+            if not isinstance(programs, dict) or not all(map(is_inner, programs.values())):
+                raise self.container.fail(f"its header has no sound {INNER}")
+            for name in programs:
+                one = found[name] = Artifact.__new__(Artifact)
+                one.container, one._main = self.container, self
+                one._read(inner_header(self.header, name), f"{name}/")
+        return found
+
+    def part(self, name: str) -> bytes:
+        """A part of this program."""
+        return self.container.part(self._prefix + name)
+
+    def text(self, name: str) -> str:
+        """A part of this program that is text, perhaps compressed: to less than its file would hold."""
+        full, container = self._prefix + name, self.container
+        if full + DEFLATED not in container.part_names:
+            return container.text(full)
+        unpacking = zlib.decompressobj()
+        try:
+            content = unpacking.decompress(container.part(full + DEFLATED), container.size)
+            if not unpacking.eof or unpacking.unused_data:
+                raise ValueError
+            return content.decode()
+        except (zlib.error, ValueError):
+            raise container.fail(f"part {full[:40]!r} is not text that was compressed") from None
 
     @property
     def targets(self) -> list[str]:
@@ -85,7 +134,7 @@ class Artifact:
 
     @property
     def _variants(self) -> list[Json]:
-        variants: list[Json] = self.container.header["variants"]
+        variants: list[Json] = self.header["variants"]
         return variants
 
     def find(self, target: Target) -> int | None:
@@ -105,24 +154,35 @@ class Artifact:
         return keyring().verify(signed, mac) or accepted(signed)
 
     def _signed(self, number: int) -> bytes:
-        return signed_bytes(self.container.header, number)
+        return signed_bytes(self.header, number, self._prefix)
+
+    @property
+    def _all(self) -> list[Artifact]:
+        """This program and those beside it."""
+        return [self, *self.inner.values()]
 
     def verify(self) -> list[str]:
         """Compare every byte of the file with its SHA-256; returns the targets that this user trusts."""
         self.container.check_all()
-        return [target for number, target in enumerate(self.targets) if self.is_trusted(number)]
+        trusted = [
+            [target for number, target in enumerate(one.targets) if one.is_trusted(number)]
+            for one in self._all
+        ]
+        return [target for target in trusted[0] if all(target in others for others in trusted)]
 
     def accept(self) -> list[str]:
         """Check the whole file and trust all of it from now on; returns the targets that it has code for."""
         self.container.check_all()
-        for number in range(len(self._variants)):
-            accept(self._signed(number))
+        for one in self._all:
+            for number in range(len(one._variants)):
+                accept(one._signed(number))
         return self.targets
 
     def _check_weights(self, number: int, streamed: bool) -> None:
         """The weights of a signed variant, the first time that this user loads the file as it is: against the
         digest that was signed, or in a folder that is RLX's own against accidents. Later loads read none."""
-        known = repr(self.container.state).encode() + self._signed(number)
+        digests = [self.header[key] for key in ("array_sums", "array_sha256")]
+        known = repr([self.container.state, digests]).encode()
         if is_noted(self.container.path, known):
             return
         if self.container.is_own:
@@ -137,13 +197,17 @@ class Artifact:
         """The graph that was compiled, with its values; it may call the custom ops named (None: any)."""
         from rlx.ir.text.files import read_foreign  # start time: signed code needs no graph
 
-        text = self.container.text("source")
-        self.container.check_arrays(mapped=not self.container.stay_in_file)
+        text = self.text("source")
+        self.check_arrays()
         return self.read(text, lambda text, blobs: read_foreign(text, blobs, custom), "source")
+
+    def check_arrays(self) -> None:
+        """Refuse arrays that were damaged."""
+        self.container.check_arrays(mapped=not self.container.stay_in_file)
 
     def graph(self, part: str) -> Graph | None:
         """A MIR graph of the file, verified; None for an empty part."""
-        text = self.container.text(part)
+        text = self.text(part)
         if not text:
             return None
         from rlx.ir.text.files import read_mir  # start time: signed code needs no graph
@@ -199,8 +263,10 @@ class Artifact:
     @functools.cached_property
     def params(self) -> dict[str, ParamValue]:
         """Values of params by name: over the memory of the file, or lazy arrays, computed from weights."""
+        if self._main is not self:
+            return self._main.params
         found: dict[str, ParamValue] = dict(self._table("params"))
-        for name, about in self.container.header.get("packed_params", {}).items():
+        for name, about in self.header.get("packed_params", {}).items():
             try:
                 of, shape = dtype(about[0]), tuple([int(d) for d in about[1]])
             except (RlxError, LookupError, TypeError, ValueError):
@@ -223,7 +289,7 @@ class Artifact:
     def _recovery(self) -> Recovered:
         from rlx.ir.text.files import read_mir  # start time: few programs need it
 
-        graph = read_mir(self.container.text(RECOVERY), {})
+        graph = read_mir(self.text(RECOVERY), {})
         check_recovery(graph)
         numbers = dict(self._variants[0]["weights"]) if self._variants else {}
         missing = [name for name in graph.params if not name.isdecimal() or int(name) not in numbers]
@@ -241,7 +307,7 @@ class Artifact:
     def _table(self, kind: str) -> dict[str, np.ndarray]:
         """Arrays of a table of the header by name."""
         if kind not in self._tables:
-            self._tables[kind] = self.container.table(kind)
+            self._tables[kind] = self.container.arrays_of(self.header.get(kind), kind)
         return self._tables[kind]
 
     # -- programs
@@ -260,7 +326,7 @@ class Artifact:
         streamed = weight_budget is not None or "weight_budget" in about["options"]
         self.container.stay_in_file = streamed  # before an array is taken
         with self._damage("code"):
-            open_runtime(self.container.part(f"{number}.runtime"))  # which guards arrays, too
+            open_runtime(self.part(f"{number}.runtime"))  # which guards arrays, too
         with self._damage("plan"):
             lir = StoredLir(self, number, about)
         with meanwhile(lambda: self._check_weights(number, streamed), "rlx-check") as checked:
@@ -299,7 +365,7 @@ class Artifact:
         return found
 
     def _code(self, number: int, target: Target) -> tuple[KernelSet, object]:
-        blob = self.container.part(f"{number}.code")
+        blob = self.part(f"{number}.code")
         with self._damage("code"):
             return open_blob(blob, target)
 

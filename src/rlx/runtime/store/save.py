@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,11 +22,21 @@ from rlx.plan.lir import LirModule
 from rlx.plan.outline import outline
 from rlx.records import dataclass
 from rlx.runtime.derive import lazy_weights
+from rlx.runtime.memory import drop_pages
 from rlx.runtime.native_code import code_blob, runtime_blob
 from rlx.runtime.recover import Steps, recoverable, recovery
 from rlx.runtime.store import container
 from rlx.runtime.store.cache import ObjectCache, default_cache
-from rlx.runtime.store.origin import RECOVERY, Origin, generator, signed_bytes
+from rlx.runtime.store.origin import (
+    ABOUT,
+    DEFLATED,
+    INNER,
+    RECOVERY,
+    Origin,
+    generator,
+    inner_header,
+    signed_bytes,
+)
 from rlx.runtime.store.trust import MAC_BYTES
 from rlx.target.cpu import resolve
 
@@ -32,16 +44,23 @@ if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
 
 _NO_MAC = "0" * 2 * MAC_BYTES
+_RARELY_READ = ("plan", "unfused", "source", RECOVERY)  # texts of a program that runs without them
 
 
 class _Arrays:
-    """Arrays of a file; each is stored once, whoever refers to it."""
+    """Arrays of a file; each is stored once, whoever refers to it. With `by_content`, equal ones are one."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_content: bool) -> None:
         self.arrays: list[Stored] = []
         self._number: dict[object, int] = {}
+        self._by_content = by_content
 
     def add(self, key: object, array: Stored) -> int:
+        if self._by_content:
+            dense = np.ascontiguousarray(array)  # computed here, if it is a lazy one
+            digest = hashlib.sha256(dense.reshape(-1).view(np.uint8).data).digest()
+            drop_pages(dense)
+            key = (digest, str(dtype(array.dtype)), array.shape)
         if key not in self._number:
             self._number[key] = len(self.arrays)
             self.arrays.append(array)
@@ -95,41 +114,113 @@ def write(
 
     Code comes from `cache` and is signed with its key. `last` is called when everything has been read and
     written; if it raises, there is no file."""
+    program = Saved(lir, origin, weights, values, facts or {}, own)
+    write_programs(path, program, {}, {}, targets, cache, last)
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """A program on its way into a file; see `write`."""
+
+    lir: LirModule
+    origin: Origin
+    weights: Mapping[int, Stored]
+    values: Mapping[str, ParamValue]
+    facts: Json
+    own: bool = True
+
+    @staticmethod
+    def of(program: CompiledProgram, facts: Json, own: bool = True) -> Saved:
+        """A program as it is now."""
+        values = program.stored_params
+        return Saved(program.lir, _origin_of(program), program.weight_memory, values, facts, own)
+
+    def variants(self, source: Graph, targets: Sequence[str]) -> list[_Variant]:
+        """The program for its own target and for others."""
+        found = [_Variant(self.lir, self.weights)] if self.own else []
+        known = {resolve(v.lir.target).name for v in found}
+        for target in (resolve(t).name for t in targets):
+            if resolve(target).web:
+                raise FormatError(
+                    f"a .rlx file has no code for {target}; export it: rlx export MODEL --wasm DIR"
+                )
+            if target not in known:
+                known.add(target)
+                other = _planned(self.origin, source, target, self.values)
+                values = (other.derived or other.mir).param_values
+                found.append(_Variant(other, lazy_weights(other, values)))
+        return found
+
+    def write(self, file: _Contents, prefix: str, targets: Sequence[str], first: bool) -> Json:
+        """Add parts and arrays; returns what the header says of this program. That of the first one has the
+        params, which all have in common."""
+        source = self.origin.graph()
+        variants = self.variants(source, targets)
+        described = [v.write(f"{prefix}{i}.", file, self.values) for i, v in enumerate(variants)]
+        file.parts[prefix + "source"] = graph_text(source, blobs=file.blobs).encode()
+        states = file.numbers("states", source.state_values)
+        own = {"name": source.name, "facts": dict(self.facts), "variants": described, "states": states}
+        if not first:
+            return own
+        given: dict[str, ParamValue] = {**source.param_values, **self.values}
+        packed = _packed_params(variants[0].lir, variants[0].weights, given)
+        if packed:
+            file.parts[RECOVERY] = graph_text(recovery(variants[0].lir, packed)).encode()
+        kept = {name: value for name, value in given.items() if name not in packed}
+        return {
+            **own,
+            "packed_params": {n: [str(dtype(given[n].dtype)), list(given[n].shape)] for n in packed},
+            "params": file.numbers("params", kept),
+        }
+
+
+class _Contents:
+    """What goes into a file."""
+
+    def __init__(self, cache: ObjectCache, shared: bool) -> None:
+        self.cache, self.parts, self.blobs = cache, dict[str, bytes](), dict[str, np.ndarray]()
+        self.arrays = _Arrays(by_content=shared)
+
+    def numbers(self, kind: str, table: Mapping[str, Stored]) -> dict[str, int]:
+        """Numbers of arrays by name."""
+        return {name: self.arrays.add((kind, name), array) for name, array in table.items()}
+
+    def deflate(self) -> None:
+        """Compress the texts that running does not read, unless they are most of the file."""
+        room = sum(array.nbytes for array in self.arrays.arrays)
+        for name, content in list(self.parts.items()):
+            if name.rpartition("/")[2].rpartition(".")[2] in _RARELY_READ and len(content) <= room:
+                self.parts[name + DEFLATED] = zlib.compress(self.parts.pop(name))
+
+
+def write_programs(
+    path: str | os.PathLike[str],
+    program: Saved,
+    inner: Mapping[str, Saved],
+    about: Mapping[str, bytes],
+    targets: Sequence[str] = (),
+    cache: ObjectCache | None = None,
+    last: Callable[[], None] = lambda: None,
+) -> None:
+    """Write a program, others of the same params beside it, and parts of the caller's own."""
     cache = cache or default_cache()
-    source = origin.graph()
-    arrays, parts, blobs = _Arrays(), dict[str, bytes](), dict[str, np.ndarray]()
-    variants = [_Variant(lir, weights)] if own else []
-    known = {resolve(v.lir.target).name for v in variants}
-    for target in (resolve(t).name for t in targets):
-        if resolve(target).web:
-            raise FormatError(f"a .rlx file has no code for {target}; export it: rlx export MODEL --wasm DIR")
-        if target not in known:
-            known.add(target)
-            other = _planned(origin, source, target, values)
-            variants.append(_Variant(other, lazy_weights(other, (other.derived or other.mir).param_values)))
-    described = [v.write(f"{i}.", parts, blobs, arrays, values, cache) for i, v in enumerate(variants)]
-    parts["source"] = graph_text(source, blobs=blobs).encode()
-    given: dict[str, ParamValue] = {**source.param_values, **values}
-    packed = _packed_params(lir, weights, given) if own else {}
-    if packed:
-        parts[RECOVERY] = graph_text(recovery(lir, packed)).encode()
-    kept = {name: value for name, value in given.items() if name not in packed}
-    tables: dict[str, Mapping[str, Stored]]
-    tables = {"params": kept, "states": source.state_values, "blobs": blobs}
+    file = _Contents(cache, shared=bool(inner))
+    header = program.write(file, "", targets, first=True)
+    beside = {name: one.write(file, f"{name}/", targets, first=False) for name, one in inner.items()}
+    header["blobs"] = file.numbers("blobs", file.blobs)
+    if inner:
+        header[INNER] = beside
+        file.deflate()
+    parts = {**file.parts, **{ABOUT + name: content for name, content in about.items()}}
 
-    def seal(header: Json) -> None:
+    def seal(complete: Json) -> None:
         last()
-        for number, variant in enumerate(header["variants"]):
-            variant["mac"] = cache.ring().sign(signed_bytes(header, number)).hex()
+        whole = {"": complete, **{f"{name}/": inner_header(complete, name) for name in beside}}
+        for prefix, one in whole.items():
+            for number, variant in enumerate(one["variants"]):
+                variant["mac"] = cache.ring().sign(signed_bytes(one, number, prefix)).hex()
 
-    header = {
-        "name": source.name,
-        "facts": dict(facts or {}),
-        "variants": described,
-        "packed_params": {n: [str(dtype(given[n].dtype)), list(given[n].shape)] for n in packed},
-        **{kind: _add_all(arrays, kind, table) for kind, table in tables.items()},
-    }
-    container.write(path, header, parts, arrays.arrays, seal)
+    container.write(path, header, parts, file.arrays.arrays, seal)
 
 
 def _packed_params(
@@ -162,10 +253,6 @@ def _planned(origin: Origin, source: Graph, target: str, values: Mapping[str, Pa
     return lir
 
 
-def _add_all(arrays: _Arrays, kind: str, table: Mapping[str, Stored]) -> dict[str, int]:
-    return {name: arrays.add((kind, name), array) for name, array in table.items()}
-
-
 @dataclass
 class _Variant:
     """A program for one target, on its way into a file."""
@@ -173,25 +260,17 @@ class _Variant:
     lir: LirModule
     weights: Mapping[int, Stored]  # arrays, their bytes, or lazy arrays, by node id
 
-    def write(
-        self,
-        prefix: str,
-        parts: dict[str, bytes],
-        blobs: dict[str, np.ndarray],
-        arrays: _Arrays,
-        values: Mapping[str, ParamValue],
-        cache: ObjectCache,
-    ) -> Json:
+    def write(self, prefix: str, file: _Contents, values: Mapping[str, ParamValue]) -> Json:
         """Add parts and arrays; returns the description for the header."""
         lir, target = self.lir, resolve(self.lir.target)
+        parts, blobs, cache = file.parts, file.blobs, file.cache
         outlined = {"graph": outline(lir.mir, blobs), "placer": lir.planner.to_json()}
         parts[prefix + "plan"] = lir.to_text(blobs).encode()
         parts[prefix + "outline"] = json.dumps(outlined).encode()
         parts[prefix + "code"] = code_blob(lir, target, cache)
         parts[prefix + "runtime"] = runtime_blob(target, cache, streams="weight_budget" in lir.options)
-        parts[prefix + "unfused"] = (
-            b"" if lir.unfused is None else graph_text(lir.unfused, blobs=blobs).encode()
-        )
+        unfused = b"" if lir.unfused is None else graph_text(lir.unfused, blobs=blobs).encode()
+        parts[prefix + "unfused"] = unfused
         weights = []
         for id, weight in self.weights.items():
             node = lir.mir.nodes[id]
@@ -199,7 +278,7 @@ class _Variant:
             key = ("params", node.attrs["name"]) if direct else (prefix, id)
             if isinstance(weight, np.ndarray):
                 weight = weight.view(node.dtype.np).reshape(node.shape)
-            weights.append([id, arrays.add(key, weight)])
+            weights.append([id, file.arrays.add(key, weight)])
         return {
             "target": target.name,
             "generator": generator(),

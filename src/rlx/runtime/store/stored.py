@@ -30,7 +30,7 @@ class StoredLir(LirModule):
     def __init__(self, file: Artifact, number: int, about: Json) -> None:
         self._file, self._number = file, number
         self.target, self.options, self.gate = about["target"], about["options"], about["gate"]
-        data = json.loads(file.container.part(f"{number}.outline"))
+        data = json.loads(file.part(f"{number}.outline"))
         self._outline = read_outline(data["graph"], lambda digest: file.blobs[digest])
         self._outline.state_values = file.values("states", self._outline.state_inputs)
         self.planner = Placer.from_json(data["placer"], self._outline)
@@ -41,7 +41,7 @@ class StoredLir(LirModule):
 
     @functools.cached_property
     def _text(self) -> str:
-        return self._file.container.text(f"{self._number}.plan")
+        return self._file.text(f"{self._number}.plan")
 
     def _graph(self, start: str) -> Graph | None:
         """The graph whose block in the text of the plan begins so."""
