@@ -29,6 +29,7 @@ def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
     fixed, gathering = weight_ids(graph), get_op("gather")
     packed: dict[int, Node] = {}
     rounded: dict[tuple[int, ...], list[Node]] = {}
+    kept = {_key(node, node.operands[1:]) for node in graph.nodes if node.op is coded and is_stored(node)}
 
     def weights_of(node: Node) -> Node | None:
         """The quantised matrix that is the right operand [k, n] of a plain matmul of f32."""
@@ -58,16 +59,20 @@ def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
         fits = b.op is dequantize and axis == 1 and b.id in fixed and b.tensor.is_static
         return b if fits and can_be_stored(b) else None
 
+    def rounded_parts(how: Node, parts: Sequence[Node]) -> list[Node]:
+        """The parts of a matrix as products of rounded rows read them."""
+        key = _key(how, parts)
+        if key not in rounded:
+            rounded[key] = _parts(parts, how, lanes, quads=how.attrs["bits"] == 8)
+        return rounded[key]
+
     def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
         made: Node
         if node.op is coded:
-            x, *parts = operands
-            if x.rank < 2 or parts[0].rank != 2 or not parts[0].tensor.is_static or not can_be_stored(node):
+            if not is_stored(node):
                 return None
-            key = (node.attrs["group"], *(part.id for part in parts))
-            if key not in rounded:
-                rounded[key] = _parts(parts, node, lanes, quads=node.attrs["bits"] == 8)
-            made = coded(x, *rounded[key], **node.attrs)
+            x, *parts = operands
+            made = coded(x, *rounded_parts(node, parts), **node.attrs)
             return made
         b, table = weights_of(node), table_of(node)
         if b is not None:
@@ -77,15 +82,30 @@ def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
             return made
         if table is None:
             return None
-        if table.id not in packed:
-            packed[table.id] = _stored(operands[0].operands[0], lanes)
-        stored = packed[table.id].operands
+        own = operands[0].operands[0]
+        if _key(table, table.operands) in kept:
+            stored: Sequence[Node] = rounded_parts(table, own.operands)
+        else:
+            if table.id not in packed:
+                packed[table.id] = _stored(own, lanes)
+            stored = packed[table.id].operands
         layouts = tuple(part.attrs["layout"] for part in stored)
         group = table.attrs["group"]
         made = gather_stored(stored[0].operands[0], operands[1], layouts=layouts, group=group)
         return made
 
     return rewrite(graph, visit)
+
+
+def is_stored(product: Node) -> bool:
+    """Whether a product of rounded rows has a kernel that reads its codes where they are stored."""
+    x, codes = product.operands[:2]
+    return x.rank > 1 and codes.rank == 2 and codes.tensor.is_static and can_be_stored(product)
+
+
+def _key(how: Node, parts: Sequence[Node]) -> tuple[int, ...]:
+    """What tells a matrix of codes, scales and zeros from others."""
+    return (how.attrs["bits"], how.attrs["group"], *(part.id for part in parts))
 
 
 def can_be_stored(matrix: Node) -> bool:

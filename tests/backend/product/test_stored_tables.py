@@ -30,8 +30,10 @@ def plain(kind: str, tied: bool = True) -> tuple[rlx.Graph, Array]:
     return g, table.astype(np.float32)
 
 
-def coded(bits: int, zeros: bool, kind: str, tied: bool = True) -> tuple[rlx.Graph, Array]:
-    """A table of small integers with factors for each 32."""
+def coded(
+    bits: int, zeros: bool, kind: str, tied: bool = True, rounded: bool = False
+) -> tuple[rlx.Graph, Array]:
+    """A table of small integers with factors for each 32; the matmul may round its rows."""
     rng, g = np.random.default_rng(bits), rlx.Graph("coded")
     codes = rng.integers(-(1 << (bits - 1)), 1 << (bits - 1), (WIDTH, ROWS)).astype(np.int8)
     made = rng.uniform(0.1, 1, (1 + zeros, WIDTH // 32, ROWS)).astype(NUMPY[kind])
@@ -41,7 +43,11 @@ def coded(bits: int, zeros: bool, kind: str, tied: bool = True) -> tuple[rlx.Gra
     matrix = rlx.ops.dequantize_groups(stored, *held, bits=bits, group=32)
     rows = rlx.ops.gather(rlx.ops.transpose(matrix), g.input("at", ("m", 2), "i32"))
     g.output("rows", rows)
-    if tied:
+    if tied and rounded:
+        x = rlx.ops.tanh(rows)
+        g.output("x", x)
+        g.output("rounded", rlx.ops.coded_matmul(x, stored, *held, bits=bits, group=32))
+    elif tied:
         g.output("y", rlx.ops.matmul(rlx.ops.tanh(rows), matrix))
     return g, rlx.ops.dequantize_groups(codes, *factors, bits=bits, group=32).T
 
@@ -79,6 +85,22 @@ def test_a_table_of_codes_stays_codes(target: Target, bits: int, zeros: bool, ki
     columns = ROWS + 2 * target.lanes("f32")
     factors = dtype(kind).bits + 32 * zeros
     assert program.memory({"m": 1})["weight"] <= columns * WIDTH * (bits + factors / 32) / 8 + 4096
+
+
+@every_target
+@pytest.mark.parametrize(("bits", "zeros", "kind"), CODED)
+def test_a_table_is_read_from_the_panels_of_rounded_rows(
+    target: Target, bits: int, zeros: bool, kind: str
+) -> None:
+    graph, table = coded(bits, zeros, kind, rounded=True)
+    program = check(target, graph, table)
+    columns, factors = ROWS + 2 * target.lanes("f32"), dtype(kind).bits + 32 * zeros
+    assert program.memory({"m": 1})["weight"] <= columns * WIDTH * (bits + factors / 32) / 8 + 4096
+    params = [program.param_values[name] for name in ("codes", *(f"factors{i}" for i in range(1 + zeros)))]
+    found = program.run({"at": np.array([[3, 7]], np.int32)})
+    np.testing.assert_array_equal(
+        found["rounded"], rlx.ops.coded_matmul(found["x"], *params, bits=bits, group=32)
+    )
 
 
 def test_a_table_that_no_matmul_reads_has_rows() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -92,7 +92,8 @@ def _entry(path: str, name: object, shape: tuple[int, ...], format: object, sour
 
 
 def record(kind: type[T], given: object) -> T:
-    """A dataclass from a dict with a value for each field, and nothing else.
+    """A dataclass from a dict with its fields, and nothing else. Files of earlier versions do not have fields
+    that came later: these have defaults.
 
     >>> record(Pooling, {"mode": "max", "normalised": False})
     Pooling(mode='max', normalised=False)
@@ -101,9 +102,10 @@ def record(kind: type[T], given: object) -> T:
     ValueError: 1 is no bool
     """
     kinds = get_type_hints(kind)
-    if not isinstance(given, Mapping) or given.keys() != kinds.keys():
+    least = {f.name for f in fields(kind) if f.default is MISSING}  # type: ignore[arg-type]
+    if not isinstance(given, Mapping) or not least <= given.keys() <= kinds.keys():
         raise ValueError(f"it does not have the fields of {kind.__name__}")
-    return kind(**{name: value(hint, given[name]) for name, hint in kinds.items()})
+    return kind(**{name: value(kinds[name], one) for name, one in given.items()})
 
 
 def value(kind: Any, given: object) -> Any:

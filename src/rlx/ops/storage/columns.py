@@ -91,6 +91,7 @@ class gather_stored(Op):
         wide, odd = Panels(5, 50, 48, 16), Panels(7, 9, 4, 2, 2)
         coded = QuantLayout(40, 9, bits=4, group=16, lanes=4)
         bytes_ = QuantLayout(16, 20, bits=8, group=8, lanes=8, scale="f16", zeros=True)
+        quads = QuantLayout(16, 20, bits=8, group=8, lanes=8, scale="f16", quads=True)
         some = np.array([[0, 8], [-9, -1]])
         return [
             one(wide.elements, np.array([0, 49, 47, -1], np.int32), (wide.layout,), "f32"),
@@ -99,4 +100,5 @@ class gather_stored(Op):
             one(coded.nbytes, some, coded.layouts, "u8", 16),
             one(bytes_.nbytes, np.array(19), bytes_.layouts, "u8", 8),
             one(bytes_.nbytes, np.zeros((0, 2), np.int64), bytes_.layouts, "u8", 8),
+            one(quads.nbytes, some, quads.layouts, "u8", 8),
         ]

@@ -88,13 +88,14 @@ def index_of(frame: KernelFrame, row: Int, sizes: Sequence[Int]) -> i64:
 def source_of(
     layouts: tuple[Layout, ...], group: int, stored: str, target: Target
 ) -> PlainColumns | CodedColumns:
-    """How columns are read from the panels of matmuls of f32."""
+    """How columns are read from the panels of matmuls of f32, or of rounded rows."""
     if len(layouts) == 1:
         panels = own_panels(layouts[0], target, "f32")
         if panels is not None and stored in ("f32", "f16", "bf16"):
             return PlainColumns(panels, MEMORY[stored])
     else:
-        coded = quantised_of(layouts, group, target.lanes("f32"))
+        lanes = target.lanes("f32")
+        coded = quantised_of(layouts, group, lanes) or quantised_of(layouts, group, lanes, quads=True)
         if coded is not None:
             return CodedColumns(coded)
     named = ", ".join(str(own) for own in layouts)
@@ -171,7 +172,10 @@ class CodedColumns:
         scale = self.factor(group, place, 0)
         codes = byte_at(group, layout.codes_start)
         for i in loop(umin(i64(layout.k) - first, layout.group)):
-            if layout.bits == 8:
+            if layout.quads:  # four k are next to each other
+                byte = lshr(i, 2) * (4 * layout.columns) + place * 4 + (i & 3)
+                code = sext(load(i8, gep(codes, byte, i8)), i32)
+            elif layout.bits == 8:
                 code = sext(load(i8, gep(codes, i * layout.columns + place, i8)), i32)
             else:  # a word has eight k, the even ones in its low half
                 word = load(i32, gep(codes, lshr(i, 3) * layout.columns + place, i32))
