@@ -70,10 +70,12 @@ def compile(
     # Code for another machine cannot be loaded here: it is compiled when the file is written.
     other = target if target is not None and not runs_here(resolve(target)) else None
     here = None if other else target
-    language: dict[str, Any] = {"activations": activations, "kv": kv, "context": context}
+    language = {"activations": activations, "kv": kv, "context": context}
     loaded: LanguageModel | None = None
     if is_language_model(model):
-        loaded = open_language_model(model, target=here, **language, **options)
+        loaded = open_language_model(
+            model, target=here, activations=activations, kv=kv, context=context, **options
+        )
         program = loaded.program
     else:
         given = next((name for name, value in language.items() if value is not None), None)

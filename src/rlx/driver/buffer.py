@@ -238,11 +238,19 @@ class BufferHandle:
             raise BufferUseError(f"state {self.name!r} has no memory yet; call bind(device)")
         return self._buffer
 
-    def bind(self, on: str | Device = "cpu") -> Buffer:
-        """Give the state memory on a device. Binding again to the same device returns the same buffer."""
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.nbytes(elements(self.shape))
+
+    def bind(self, on: str | Device = "cpu", room: Buffer | None = None) -> Buffer:
+        """Give the state memory on a device: `room`, zeroed bytes there, or memory of its own. Binding again
+        to the same device returns the same buffer."""
         to = open_device(on)
         if self._buffer is None:
-            self._buffer = Buffer.empty(self.shape, self.dtype, to)
+            if room is None:
+                self._buffer = Buffer.empty(self.shape, self.dtype, to)
+            else:
+                self._buffer = room.view(self.dtype, self.shape)
             if self._initial is not None:  # fresh memory is zero, and is not touched: a cache may be large
                 self.reset()
         elif self._buffer.device != to.name:

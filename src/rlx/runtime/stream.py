@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,9 +14,11 @@ from rlx.errors import InputError, UnsupportedError
 from rlx.ir.dtype import plain_array
 from rlx.ir.graph import Node
 from rlx.ir.types import type_symbols
+from rlx.ir.weights import ALIASED, round_up
 from rlx.plan.phase import Phase
 from rlx.runtime.context import Context
 from rlx.runtime.execution import Given
+from rlx.runtime.memory import HUGE_PAGE
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
@@ -222,9 +225,26 @@ def handles_for(
                 f"state {name!r} is {node.type}, its handle {handle.dtype}{list(handle.shape)}; "
                 "make them equal"
             )
-        handle.bind(program.state_device)
         out[name] = handle
+    for handle, room in _large_states(program, [h for name, h in out.items() if name not in given]):
+        handle.bind(program.state_device, room)
+    for handle in out.values():
+        handle.bind(program.state_device)
     return out
+
+
+def _large_states(
+    program: CompiledProgram, handles: Iterable[BufferHandle]
+) -> Iterator[tuple[BufferHandle, Buffer]]:
+    """New states that fill huge pages, with their memory: one behind the other on the host, so that the last
+    huge page of each is not wasted."""
+    large = [handle for handle in handles if handle.nbytes >= HUGE_PAGE]
+    if program.state_device != "cpu" or len(large) < 2:
+        return
+    starts = list(accumulate((round_up(handle.nbytes, ALIASED) for handle in large), initial=0))
+    whole = Buffer.empty((starts[-1],), "u8")
+    for handle, start in zip(large, starts[:-1], strict=True):
+        yield handle, whole.view("u8", (handle.nbytes,), start)
 
 
 def _shape(name: str, node: Node, binding: Mapping[str, int]) -> tuple[int, ...]:

@@ -383,3 +383,24 @@ def test_a_stream_of_a_program_without_states() -> None:
     stream = rlx.compile(g).stream()
     np.testing.assert_array_equal(stream.step({"x": ones()})["y"], ones(2))
     assert stream.states == ()
+
+
+def test_large_states_are_one_behind_the_other() -> None:
+    """So the last huge page of each is not its own; those of other streams and given handles are apart."""
+    g, size = rlx.Graph("large"), (3 << 20) // 4
+    for name in ("a", "b", "c"):
+        g.set_state(name, g.state(name, (size,), "f32") + g.input(f"x{name}", (1,), "f32"))
+    g.set_state("small", g.state("small", (3,), "f32") + 1.0)
+    g.output("y", g.state_inputs["a"] * 2.0)
+    program, given = rlx.compile(g), BufferHandle("b", (size,), "f32")
+    first, second = program.stream(states={"b": given}), program.stream()
+    x = {f"x{name}": np.full(1, i, np.float32) for i, name in enumerate("abc", 1)}
+    for stream in (first, second):
+        stream.step(x)
+        for name in "abc":
+            assert (stream.state(name).read() == x[f"x{name}"]).all()
+    places = {name: second.state(name).buffer for name in ("a", "b", "c", "small")}
+    assert [places[name].address - places["a"].address for name in "abc"] == [0, 3 << 20, 6 << 20]
+    assert places["a"].memory is places["c"].memory is not places["small"].memory
+    buffers = [first.state(name).buffer for name in "abc"] + [places["a"]]
+    assert len({id(buffer.memory) for buffer in buffers}) == 3 and buffers[0].memory is buffers[2].memory

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TypeVar, cast, get_args, get_origin, get_type_hints
 
 from rlx.errors import FormatError
 from rlx.files import Json, file_boundary
@@ -108,21 +108,20 @@ def record(kind: type[T], given: object) -> T:
     return kind(**{name: value(kinds[name], one) for name, one in given.items()})
 
 
-def value(kind: Any, given: object) -> Any:
+def value(kind: type[T], given: object) -> T:
     """A value of JSON as one of this type.
 
     >>> value(tuple[float, ...], [1, 2.5]), value(float | None, None)
     ((1.0, 2.5), None)
     """
     if get_origin(kind) is UnionType:
-        if given is None:
-            return None
-        (kind,) = (one for one in get_args(kind) if one is not NoneType)
+        (one,) = (one for one in get_args(kind) if one is not NoneType)
+        return cast("T", None if given is None else value(one, given))
     if get_origin(kind) is tuple and isinstance(given, list):
-        return tuple(value(get_args(kind)[0], one) for one in given)
+        return cast("T", tuple(value(get_args(kind)[0], one) for one in given))
     if kind is float and type(given) is int:
-        return float(given)
-    if isinstance(kind, type) and type(given) is kind:
+        return cast("T", float(given))
+    if get_origin(kind) is None and type(given) is kind:
         return given
     if isinstance(given, Mapping):
         return record(kind, given)
