@@ -63,9 +63,10 @@ def weight_budget(source: Source, positions: int, limit: int | str) -> int | Non
     if others + needs["weights"] <= most:
         return None
     if others >= most:
+        smaller = "give" if source.prepared is None else "prepare a file with"
         raise BudgetError(
             f"{source.path} does not fit a memory_limit of {most} bytes: keys and values of {positions} "
-            f"tokens take {needs['kv']}, activations {needs['activations']}; give a smaller context or a "
-            "larger limit"
+            f"tokens take {needs['kv']}, activations {needs['activations']}; {smaller} a smaller context, or "
+            "give a larger limit"
         )
     return most - others

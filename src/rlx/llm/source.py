@@ -172,7 +172,7 @@ def is_language_model(path: str) -> bool:
         return zoo.model(path.removeprefix(_ZOO)).kind == "language"
     if os.path.isdir(path):
         return os.path.exists(os.path.join(path, "config.json"))
-    return path.endswith(".gguf") or (path.endswith(".rlx") and os.path.isfile(path) and is_prepared(path))
+    return path.endswith(".gguf") or (path.endswith(".rlx") and is_prepared(path))
 
 
 def _of_prepared(path: Path) -> Source:

@@ -19,7 +19,7 @@ from tiny_chat import write_chat_model, write_tokenizer
 
 import rlx
 from rlx.cli.main import main
-from rlx.errors import ConfigError, FormatError, ModelImportError, RlxError
+from rlx.errors import BudgetError, ConfigError, FormatError, ModelImportError, RlxError
 from rlx.fuzz.containers import put_together, taken_apart
 from rlx.ir.text.container import PROGRAM
 from rlx.llm import Engine, Request
@@ -155,6 +155,8 @@ def test_programs_that_the_file_does_not_have(source: Path, file: Path) -> None:
     small = rlx.llm.load(file, memory_limit=limit)
     assert "weight_budget" in small.program.lir.options
     np.testing.assert_array_equal(small.logits("Hello"), whole.logits("Hello"))
+    with pytest.raises(BudgetError, match="prepare a file with a smaller context, or give a larger limit"):
+        rlx.llm.load(file, memory_limit="1KiB")
     with pytest.raises(ConfigError, match="was loaded with a limit of memory; load it without, to save it"):
         small.save(file.with_name("small.rlx"))
 
@@ -429,7 +431,12 @@ def test_all_fields_come_back() -> None:
         assert record(Config, given).gate_slope == 1.0
 
 
-def test_a_file_of_another_kind_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_not_taken_for_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "onnx.rlx").write_bytes(b"\x08\x08\x12\x07pytorch")
+    assert main(["explain", str(tmp_path / "onnx.rlx")]) == 1
+    assert "rlx files begin with the bytes RLXPROG" in capfd.readouterr().err
     (tmp_path / "x.rlx").write_bytes(b"RLXPROG\0" + os.urandom(100))
     with pytest.raises(FormatError, match=r"x\.rlx"):
         PreparedFile(tmp_path / "x.rlx")

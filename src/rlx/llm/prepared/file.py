@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rlx.api.options import LoadOptions
 from rlx.api.session import compiled_elsewhere, opened_program, stored_program
 from rlx.errors import ModelImportError
-from rlx.files import Json
+from rlx.files import Json, file_boundary, open_plain
 from rlx.ir.text.container import PROGRAM
 from rlx.llm.prepared.settings import Settings, read
 from rlx.runtime.store.artifact import Artifact
@@ -37,7 +37,16 @@ START = len(PROGRAM.mark)
 
 
 def is_prepared(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a prepared language model, or some other program of RLX."""
+    """Whether a file is a prepared language model; FormatError for a damaged program.
+
+    >>> is_prepared("/no/such/file.rlx")
+    False
+    """
+    if not os.path.isfile(path):
+        return False
+    with file_boundary(path), open_plain(path) as file:
+        if file.read(START) != PROGRAM.mark:
+            return False
     return FACT in Artifact(path).facts
 
 
