@@ -20,7 +20,7 @@ from rlx.kernel.form import Contract, Form
 from rlx.kernel.legality import OTHER_ROW, conflict, same_space
 from rlx.kernel.lowering import lower_node
 from rlx.kernel.nests import AttentionNest, ComposeError, Kernel, Mask, Stat, Store
-from rlx.kernel.scalar import Scalar, axes, axis, load, rebuild, replace_axes
+from rlx.kernel.scalar import Scalar, axes, axis, is_acc, load, rebuild, replace_axes
 from rlx.records import dataclass
 
 MOST_NEGATIVE = {"f32": -3.0e38, "f64": -1.0e308}  # a softmax that clamps its maximum here hides whole rows
@@ -247,16 +247,12 @@ def _sink(top: Scalar, divisor: Scalar) -> Scalar | None:
         return None
     for largest, sink in (top.args, top.args[::-1]):
         for total, term in (divisor.args, divisor.args[::-1]):
-            if not (_is_acc(largest, 0) and _is_acc(total, 1) and sink.prim == "load"):
+            if not (is_acc(largest, 0) and is_acc(total, 1) and sink.prim == "load"):
                 continue
             difference = term.args[0] if term.prim == "exp" else term
             if difference.prim in ("sub", "exp_difference") and difference.args == (sink, top):
                 return sink
     return None
-
-
-def _is_acc(value: Scalar, number: int) -> bool:
-    return value.prim == "acc" and value.data == number
 
 
 def _quotient(value: Scalar) -> tuple[Scalar, Scalar] | None:
@@ -272,11 +268,11 @@ def _quotient(value: Scalar) -> tuple[Scalar, Scalar] | None:
 
 def _clamped(value: Scalar, number: int) -> float | None:
     """The lower limit of an accumulated value: -inf if there is none; None if it is something else."""
-    if _is_acc(value, number):
+    if is_acc(value, number):
         return -math.inf
     if value.prim == "maximum":
         for one, other in (value.args, value.args[::-1]):
-            if _is_acc(one, number) and other.prim == "const":
+            if is_acc(one, number) and other.prim == "const":
                 return float(other.data)
     return None
 

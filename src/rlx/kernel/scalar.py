@@ -21,6 +21,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
+import numpy as np
+
 from rlx.ir.attr import AttrValue
 from rlx.ir.dim import Dim, substitute
 from rlx.ir.dtype import BOOL, I64, DType
@@ -54,6 +56,8 @@ def primitive(
 
 
 primitive("rounded", 1, lambda x: x, lambda d: d)  # registers hold 16-bit floats as f32: what a store leaves
+
+primitive("exp_below", 2, lambda x, y: np.exp(x - y), lambda a, b: a, cost=10)  # for x <= y, or NaN
 
 EXACT = ("abs", "ceil", "floor", "maximum", "minimum", "neg", "round", "sign", "trunc", "where")
 """Primitives whose results need no rounding: the dtype of their arguments has them."""
@@ -254,6 +258,16 @@ def size(d: Dim) -> Scalar:
 def acc(dtype: DType) -> Scalar:
     """The accumulated value, inside an epilogue."""
     return Scalar("acc", (), dtype)
+
+
+def is_acc(s: Scalar, number: int) -> bool:
+    """Whether an expression is accumulated value `number`."""
+    return s.prim == "acc" and (s.data or 0) == number
+
+
+def uses_acc(body: Scalar, number: int) -> bool:
+    """Whether an expression reads accumulated value `number`."""
+    return any(is_acc(e, number) for e in body.walk())
 
 
 def load(operand: int, index: Sequence[Scalar | int], dtype: DType) -> Scalar:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from machines import on_targets
 from rlx import ops
 from rlx.codegen.native import jit, vmath, vmath_exp
 from rlx.codegen.native.irtext import Int, Module, Value, constant, vector
-from rlx.codegen.native.notation import write
+from rlx.codegen.native.notation import inline, write
 from rlx.codegen.native.words import Word
 from rlx.errors import CompileError, DTypeError
 from rlx.ir.graph import Graph
@@ -59,28 +60,57 @@ def test_f64_error(target: Target, name: str) -> None:
     assert error <= LIMIT, f"{name}{where} is {error:.2f} ulp off"
 
 
-@each_target
-def test_exp2_of_a_distance(target: Target) -> None:
-    """The weight of a score in attention: 2**x for x <= 0, exact for whole x, 0 where nothing counts."""
+def over(target: Target, emit: Callable[[Word], Word], x: np.ndarray) -> np.ndarray:
+    """What `emit` writes for one vector of f32, for all of `x`, which is whole vectors."""
     lanes = target.lanes("f32")
     type_ = vector("float", lanes)
     module = Module(target)
     f = module.function("kernel", [("ptr", "x"), ("ptr", "y"), ("i64", "n")])
-    x, y, n = f.args
+    source, out, n = f.args
 
     def step(i: Int, _: list[Value]) -> None:
-        found = write(f, vmath_exp.exp2_of_distance, Word(f.load(type_, f.gep(x, i, "float"))))
-        f.store(found, f.gep(y, i, "float"))
+        f.store(write(f, emit, Word(f.load(type_, f.gep(source, i, "float")))), f.gep(out, i, "float"))
 
     f.loop(0, n, lanes, [], step)
     code = jit.compile_and_load(module.text(), target)
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(code.address("kernel"))
+    found = np.empty_like(x)
+    call(x.ctypes.data, found.ctypes.data, x.size)
+    return found
+
+
+def vectors(target: Target, *values: object) -> np.ndarray:
+    """All values as f32, repeated to whole vectors."""
+    x, lanes = np.concatenate([np.asarray(v, np.float32) for v in values]), target.lanes("f32")
+    return np.resize(x, -(-x.size // lanes) * lanes)
+
+
+@each_target
+def test_exp_of_a_distance(target: Target) -> None:
+    """One factor gives the bits of two: exp(x - y) must not depend on whether y is known as the maximum."""
+    edges = [0.0, 87.3, 87.4, 103.9, 104.0, 131.6, 131.7, 133.0, 176.0, 1e30, np.inf, np.nan]
+    nans = np.array([0x7FC00123, 0xFFC00FFF, 0x7FFFFFFF], np.uint32).view(np.float32)
+    d = vectors(target, edges, nans, np.linspace(0, 140, 1 << 17), np.abs(samples("float", 4000)))
+
+    @inline
+    def negated(x: Word) -> Word:
+        return vmath_exp.exp(-x, rounded=True)
+
+    below, plain = over(target, vmath_exp.exp_of_distance, d), over(target, negated, d)
+    np.testing.assert_array_equal(below, plain)
+    assert (below[d == 0] == 1).all() and (below[d >= 104] == 0).all()
+    error, size = errors(below, evaluate("exp", -d)), np.where(d < 200, d, 0)
+    assert (error <= 1.5 + 0.05 * size).all()
+
+
+@each_target
+def test_exp2_of_a_distance(target: Target) -> None:
+    """The weight of a score in attention: 2**x for x <= 0, exact for whole x, 0 where nothing counts."""
     rng = np.random.default_rng(0)
     values = [np.linspace(-126, 0, 1 << 16), -rng.exponential(1, 1 << 14), -np.arange(127.0)]
-    given = np.concatenate([*values, np.full(lanes, -np.inf), np.full(lanes, np.nan), [-1e30, -200.0]])
-    given = np.resize(given.astype(np.float32), -(-given.size // lanes) * lanes)
-    got = np.empty_like(given)
-    call(given.ctypes.data, got.ctypes.data, given.size)
+    lanes = target.lanes("f32")
+    given = vectors(target, *values, np.full(lanes, -np.inf), np.full(lanes, np.nan), [-1e30, -200.0])
+    got = over(target, vmath_exp.exp2_of_distance, given)
     want = np.exp2(given.astype(np.float64))
     np.testing.assert_array_equal(np.isnan(got), np.isnan(given))
     low, whole = given <= -160, (given == np.round(given)) & (given >= -126)

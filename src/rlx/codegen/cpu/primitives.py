@@ -12,7 +12,7 @@ from rlx.codegen.native.irtext import Function
 from rlx.codegen.native.irtypes import Value, bits, constant, like, mangle
 from rlx.codegen.native.notation import inline, write
 from rlx.codegen.native.remainder import fmod
-from rlx.codegen.native.vmath_exp import exp
+from rlx.codegen.native.vmath_exp import exp, exp_of_distance
 from rlx.codegen.native.words import Word, bitcast, is_nan, lshr, sdiv, select, srem, udiv, ult, urem, zext
 from rlx.errors import UnsupportedError
 from rlx.ir.dtype import F32, I8, DType
@@ -292,7 +292,9 @@ PRIMITIVES: dict[str, Emit] = {
     "shift_right": _shift_right,
     "where": _where,
     "rounded": lambda fn, d, a: from_memory(fn, to_memory(fn, a[0], d), d),
+    "larger": lambda fn, d, a: fn.fmax_x86(*a),  # the second of two floats where either is not a number
     "exp_difference": lambda fn, d, a: write(fn, exp, fn.fsub(*a), rounded=True),
+    "exp_below": lambda fn, d, a: write(fn, exp_of_distance, fn.fsub(a[1], a[0])),
     **{f"bitcast_{to}": _bitcast(to) for to in MEMORY},
     **{
         name: _math(name)

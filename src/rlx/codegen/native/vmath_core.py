@@ -172,9 +172,12 @@ def _halves(a: Word) -> tuple[Word, Word]:
     return high, a - high
 
 
-def has_power_table(x: Word) -> bool:
-    """Whether fractional powers of two come from registers: f32 where any of their lanes can be picked."""
-    return x.element == "float" and target().has_avx512
+def power_parts(x: Word) -> int:
+    """Into how many parts powers of two are cut whose fractions a register holds, any lane of which can be
+    picked: 16 or 8 for f32, else 1."""
+    if x.element != "float":
+        return 1
+    return 16 if target().has_avx512 else 8 if target().has("avx2") else 1
 
 
 def rounder(x: Word, parts: int) -> float:
@@ -182,16 +185,40 @@ def rounder(x: Word, parts: int) -> float:
     return 1.5 * 2.0 ** format_of(x).mantissa / parts
 
 
+_PICKS = {
+    16: ("llvm.x86.avx512.permvar.si.512", "avx512f"),
+    8: ("llvm.x86.avx2.permd", "avx2"),
+}
+
+
+def pick(index: Word, values: Sequence[int]) -> Word:
+    """The one of 16 or 8 integers, all lanes of one register, that the lowest bits of integers choose."""
+    count = len(values)
+    name, feature = _PICKS[count]
+    register = lanes_of(vector("i32", count), list(values))
+
+    def one(k: Word) -> Word:
+        return Word(builder().intrinsic(name, k.type, register, k, feature=feature, twin=twins.look_up))
+
+    return at_widths(one, count, count, index)
+
+
 def pick_power(word: Word, powers: Sequence[float]) -> Word:
-    """The one of 16 numbers, all lanes of one register, that the lowest bits of `word` choose."""
-    register = lanes_of(vector("i32", 16), [FORMATS["float"].bits(power) for power in powers])
+    """The one of 16 numbers that the lowest bits of `word` choose."""
+    values = [FORMATS["float"].bits(power) for power in powers]
+    return bitcast(pick(bitcast(word, integer_type(word)), values), word.type)
 
-    def pick(k: Word) -> Word:
-        name, twin = "llvm.x86.avx512.permvar.si.512", twins.look_up
-        return Word(builder().intrinsic(name, k.type, register, k, feature="avx512f", twin=twin))
 
-    found = at_widths(pick, 16, 16, bitcast(word, integer_type(word)))
-    return bitcast(found, word.type)
+@inline
+def pick_eighth(count: Word, powers: Sequence[float]) -> Word:
+    """2**(count / 8 - 127), where the lowest 12 bits of the integers `count` are positive and below 2047.
+
+    What the number of eighths adds to the bits of the whole power, the table leaves out.
+    """
+    fmt = FORMATS["float"]
+    shift, one = fmt.mantissa - 3, fmt.bits(1.0)
+    fractions = [fmt.bits(power) - one - (k << shift) for k, power in enumerate(powers)]
+    return bitcast(pick(count, fractions) + (count << shift), like(count.type, "float"))
 
 
 def at_widths(emit: Callable[..., Word], least: int, most: int, *operands: Word) -> Word:

@@ -15,12 +15,13 @@ from rlx.codegen.native.vmath_core import (
     fast_two_sum,
     fit,
     format_of,
-    has_power_table,
     integer_type,
     nearer_to_zero,
     number,
     odd_fit,
+    pick_eighth,
     pick_power,
+    power_parts,
     residual,
     rounder,
     scale,
@@ -42,13 +43,16 @@ from rlx.codegen.native.words import (
     fmin_x86,
     fpext,
     fptrunc,
+    lshr,
     polynomial,
     select,
     sqrt,
     target,
 )
 
-_EXP = {element: (*fitted, 1.0, 1.0) for element, fitted in tables.EXP.items()}  # of exp itself
+_EXP: dict[str, tuple[float, ...]] = {
+    element: (*fitted, 1.0, 1.0) for element, fitted in tables.EXP.items()
+}  # of exp itself
 
 
 @inline
@@ -77,9 +81,72 @@ def _exp_sum(x: Word, low: Word | None = None, shift: float = 0.0) -> Word:
 
 def exp(x: Word, rounded: bool = False) -> Word:
     """e**x; `rounded`: x is itself the result of a rounding (see `_reduce_to_parts`)."""
-    if has_power_table(x):
+    parts = power_parts(x)
+    if parts == 16:
         return at_widths(lambda part: _exp_of_parts(part, rounded), 4, max(4, x.width), x)
+    if parts == 8:
+        return at_widths(lambda part: _exp_of_eighths(part, rounded), 8, max(8, x.width), x)
     return _exp_sum(clamp(x, *format_of(x).exp_range))
+
+
+@inline
+def exp_of_distance(d: Word) -> Word:
+    """e**-d for f32 d >= 0 that is the result of a rounding: the bits of `exp(-d, rounded=True)`.
+
+    One factor is enough for the power of two, which is 2**_LIFT times as large as it should be: a product
+    with 2**-_LIFT rounds what is denormal. Beyond the limit the factor is 0, and nothing underflows.
+    """
+    parts = power_parts(d)
+    if parts == 16:
+        return exp(-d, rounded=True)
+    return at_widths(_exp_of_eighths_below if parts == 8 else _exp_below, parts, max(parts, d.width), d)
+
+
+_LIFT = 63
+
+
+def _cut_distance(d: Word) -> Word:
+    """d, cut where the factor is 0; not a number stays so."""
+    return fmin_x86(number(d, (format_of(d).bias + _LIFT) * LN_2), d)
+
+
+@inline
+def _exp_below(d: Word) -> Word:
+    fmt = format_of(d)
+    d = _cut_distance(d)
+    counter = rounder(d, 1) + fmt.bias + _LIFT
+    word = fma(d, -LOG2_E, counter)
+    n = word - counter
+    r = fma(n, -fmt.ln2_low, fma(n, -fmt.ln2_high, -d))
+    power = bitcast(bitcast(word, integer_type(d)) << fmt.mantissa, d.type)
+    return (_expm1_small(r) + 1.0) * power * 2.0**-_LIFT
+
+
+@inline
+def _exp_of_eighths_below(d: Word) -> Word:
+    d = _cut_distance(d)
+    word, _, r = _reduce_to_parts(-d, rounded=True, more=format_of(d).bias + _LIFT)
+    power = pick_eighth(bitcast(word, integer_type(d)), tables.POWERS[::2])
+    return _times_exp(power, r, rounded=True) * 2.0**-_LIFT
+
+
+@inline
+def _times_exp(power: Word, r: Word, rounded: bool) -> Word:
+    """power * exp(r) for |r| <= ln(2) / 16."""
+    table = tables.EXP_EIGHTH_ROUNDED if rounded else tables.EXP_EIGHTH
+    return fma(power, fma(r * r, polynomial(r, table), r), power)
+
+
+@inline
+def _exp_of_eighths(x: Word, rounded: bool) -> Word:
+    """The power of two is the product of two: one with the eighths, and half of the whole power."""
+    bias = format_of(x).bias
+    x = clamp(x, -2 * bias * LN_2, format_of(x).exp_range[1])
+    word, _, r = _reduce_to_parts(x, rounded, more=2 * bias)
+    count = bitcast(word, integer_type(x))
+    half = lshr(count, 1) & -8
+    power = pick_eighth(count - half, tables.POWERS[::2])
+    return _times_exp(power, r, rounded) * bitcast(half << format_of(x).mantissa - 3, x.type)
 
 
 @inline
@@ -93,15 +160,18 @@ def _exp_of_parts(x: Word, rounded: bool) -> Word:
 
 
 @inline
-def _reduce_to_parts(x: Word, rounded: bool) -> tuple[Word, Word, Word]:
-    """(word, n, r) with x = n ln 2 + r, |r| <= ln(2) / 32; lowest in `word` is n in sixteenths.
+def _reduce_to_parts(x: Word, rounded: bool, more: int = 0) -> tuple[Word, Word, Word]:
+    """(word, n, r) with x = n ln 2 + r, |r| <= ln(2) / 32; lowest in `word` is n + more in sixteenths.
+
+    Both are in eighths, or whole, where `power_parts` says so; then |r| is larger.
 
     The rounding of an argument moves its exponential by up to |x| / 2 units of the last place. What ln 2
     lacks as one number moves it ten times less: a rounded argument does without the second part.
     """
     fmt = format_of(x)
-    word = fma(x, LOG2_E, rounder(x, 16))
-    n = word - rounder(x, 16)
+    counter = rounder(x, power_parts(x)) + more
+    word = fma(x, LOG2_E, counter)
+    n = word - counter
     if rounded:
         return word, n, fma(n, -LN_2, x)
     return word, n, fma(n, -fmt.ln2_low, fma(n, -fmt.ln2_high, x))
@@ -110,7 +180,7 @@ def _reduce_to_parts(x: Word, rounded: bool) -> tuple[Word, Word, Word]:
 @inline
 def exp2(x: Word) -> Word:
     """2**x, exact for whole x: online softmax rescales by 2**0 and must not move a bit."""
-    if has_power_table(x):
+    if power_parts(x) == 16:
         return at_widths(_exp2_of_parts, 4, max(4, x.width), x)
     x = clamp(x, *format_of(x).exp2_range)
     n, power = whole_part(x)
@@ -125,8 +195,27 @@ def exp2_of_distance(x: Word) -> Word:
     It is 0 below 2**-126.5, where such a weight adds nothing to a sum of weights, which is at least 1. So one
     factor is enough, whose exponent counts up from 0.
     """
-    if has_power_table(x):
+    parts = power_parts(x)
+    if parts == 16:
         return exp2(x)
+    if parts == 8:
+        return at_widths(_exp2_of_eighths_below, 8, max(8, x.width), x)
+    return _exp2_below(x)
+
+
+@inline
+def _exp2_of_eighths_below(x: Word) -> Word:
+    bias = format_of(x).bias
+    counter = rounder(x, 8) + bias
+    x = fmax_x86(number(x, -bias), x)  # not a number stays so
+    word = x + counter
+    r = x - (word - counter)
+    power = pick_eighth(bitcast(word, integer_type(x)), tables.POWERS[::2])
+    return fma(power * r, polynomial(r, tables.EXP2_EIGHTH), power)
+
+
+@inline
+def _exp2_below(x: Word) -> Word:
     fmt = format_of(x)
     counter = rounder(x, 1) + fmt.bias
     x = fmax_x86(number(x, -fmt.bias), x)  # not a number stays so
@@ -164,29 +253,37 @@ def expm1(x: Word) -> Word:
 @inline
 def sigmoid(x: Word) -> Word:
     """1 / (1 + exp(-x)), whose far left keeps its relative accuracy."""
-    if has_power_table(x):
+    parts = power_parts(x)
+    if parts == 16:
         return at_widths(_sigmoid_of_parts, 4, max(4, x.width), x)
     if target().has_avx512:
         e = exp(-fabs(x))
         top = select(sign_bit(x), e, number(x, 1.0))
         return top / (e + 1.0)
-    return _sigmoid_by_shift(x)
+    return at_widths(_sigmoid_by_shift, parts, max(parts, x.width), x)
 
 
 @inline
 def _sigmoid_by_shift(x: Word) -> Word:
-    """t / (t + t exp(-x)) with t so small that exp(-x) never overflows: one shift makes t 2**n."""
-    fmt = format_of(x)
-    tiny = (fmt.bias + 1) // 2
-    counter = rounder(x, 1) + fmt.bias - tiny  # the lowest bits of a sum with n are the exponent of t 2**n
+    """p / (p + exp(-r)) with x = n ln 2 + r and p = 2**n, whose bits are those of n, shifted.
+
+    Both sides are lifted, so that p is never denormal. With eighths they also have a factor for which all of
+    the table are nearly exact.
+    """
+    fmt, parts = format_of(x), power_parts(x)
+    lift = (fmt.bias + 1) // 2
     x = clamp(x, -(fmt.mantissa + fmt.bias + 1) * LN_2, 40.0)  # beyond, the result is 0 or 1
-    word = fma(x, -LOG2_E, counter)
-    n = word - counter
-    s = fma(n, fmt.ln2_low, fma(n, fmt.ln2_high, x))  # -x = n ln 2 - s
-    e = polynomial(s, [c * (-1) ** i for i, c in enumerate(reversed(_EXP[x.element]))][::-1])
-    power = bitcast(word, integer_type(x)) << fmt.mantissa
-    t = number(x, 2.0**-tiny)
-    return t / fma(e, bitcast(power, x.type), t)
+    word, _, r = _reduce_to_parts(x, rounded=False, more=fmt.bias + lift)
+    count = bitcast(word, integer_type(x))
+    terms, factor = _EXP[x.element], 1.0
+    if parts == 8:
+        power, factor = pick_eighth(count, tables.SCALED_POWERS), tables.SCALED_POWERS[0]
+        terms = (*tables.EXP_EIGHTH_ROUNDED, 1.0, 1.0)
+    else:
+        power = bitcast(count << fmt.mantissa, x.type)
+    signs = [(-1) ** i for i in reversed(range(len(terms)))]
+    e = polynomial(r, [factor * 2.0**lift * sign * c for sign, c in zip(signs, terms, strict=True)])
+    return power / (power + e)
 
 
 @inline

@@ -44,6 +44,20 @@ POWERS = (
 )
 # (exp(r) - 1 - r) / r^2 for |r| <= ln(2) / 32, f32
 EXP_SIXTEENTH = (0.16666719, 0.50001622)
+# the same for |r| <= ln(2) / 16, f32, one for rounded arguments
+EXP_EIGHTH = (0.04167063, 0.16668026, 0.5)
+EXP_EIGHTH_ROUNDED = (0.16668231, 0.50006472)
+# c 2^(k / 8), f32; for this c (the first number) all of them are within 0.004 units of the last place
+SCALED_POWERS = (
+    1.5382612,
+    1.6774857,
+    1.8293111,
+    1.9948779,
+    2.1754298,
+    2.372323,
+    2.5870366,
+    2.8211834,
+)
 # (2^r - 1) / r for |r| <= 1/2
 EXP2 = {
     "float": (0.000153532572, 0.00133988692, 0.00961843785, 0.0555033237, 0.240226477, 0.693147182),
@@ -64,6 +78,8 @@ EXP2 = {
 }
 # the same for |r| <= 1/32, f32
 EXP2_SIXTEENTH = (0.05550214, 0.24023429, 0.69314718)
+# and for |r| <= 1/16
+EXP2_EIGHTH = (0.00961913, 0.05551062, 0.24022651, 0.69314717)
 # (log((1 + s) / (1 - s)) - 2 s) / s^3 in s^2, for |s| <= 0.1716; for f64 it ends in 2/3 itself, as pow needs
 LOG = {
     "float": (0.298722893, 0.399775237, 0.666667759),

@@ -20,7 +20,7 @@ from rlx.codegen.native.words import Index, Word, fma, reduce_add, select, sitof
 from rlx.ir.dim import Dim
 from rlx.kernel.nests import Stat, Store
 from rlx.kernel.rounding import is_long_row
-from rlx.kernel.scalar import Scalar, call, convert, rebuild, size
+from rlx.kernel.scalar import Scalar, call, convert, is_acc, rebuild, size, uses_acc
 
 LONG = 4096  # elements of a row: in longer ones, sums and means lose more than one rounding
 
@@ -48,7 +48,7 @@ def are_moments(stats: Sequence[Stat], stores: Sequence[Store], number: int, ext
     if element != total.body or not _is_mean(mean, number, extent):
         return False
     later = [*(s.body for s in stats[number + 2 :]), *(s.body for s in stores)]
-    return all(_uses(body, number + 1) or not _uses(body, number) for body in later)
+    return all(uses_acc(body, number + 1) or not uses_acc(body, number) for body in later)
 
 
 def distance_of(stats: Sequence[Stat], number: int) -> Scalar:
@@ -74,7 +74,7 @@ def with_rest(body: Scalar, mean: Scalar, rest: int) -> Scalar:
 
 def _is_mean(s: Scalar, number: int, extent: Dim) -> bool:
     """Whether an expression is statistic `number` over the elements of a row (or times the exact inverse)."""
-    if s.prim not in ("mul", "div") or not _is_acc(s.args[0], number):
+    if s.prim not in ("mul", "div") or not is_acc(s.args[0], number):
         return False
     if not isinstance(extent, int):
         return s.prim == "div" and s.args[1] == convert(size(extent), s.dtype)
@@ -82,14 +82,6 @@ def _is_mean(s: Scalar, number: int, extent: Dim) -> bool:
         return False
     factor = s.args[1].data
     return bool(factor == extent if s.prim == "div" else factor * extent == 1)
-
-
-def _is_acc(s: Scalar, number: int) -> bool:
-    return s.prim == "acc" and (s.data or 0) == number
-
-
-def _uses(body: Scalar, number: int) -> bool:
-    return any(_is_acc(e, number) for e in body.walk())
 
 
 class SquaresReducer(BlockedSum):

@@ -9,6 +9,7 @@ from rlx.codegen.cpu.expression import Expression, Lane
 from rlx.codegen.cpu.frame import KernelFrame, product, unflatten
 from rlx.codegen.cpu.primitives import memory_type, register_type, to_memory
 from rlx.codegen.cpu.rows.collapse import bodies
+from rlx.codegen.cpu.rows.distances import use_distances
 from rlx.codegen.native.irtypes import Value, size_bytes
 from rlx.codegen.native.notation import inline
 from rlx.codegen.native.words import (
@@ -75,6 +76,7 @@ class NestEmitter:
     """What all kinds of nest share."""
 
     def __init__(self, frame: KernelFrame, nest: Nest) -> None:
+        nest = use_distances(nest)
         self.frame, self.nest, self.fn = frame, nest, frame.fn
         self.operands = frame.operands(frame.fn)
         self.lanes = nest_lanes(frame.module.target, nest)

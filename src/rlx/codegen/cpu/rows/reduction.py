@@ -42,6 +42,7 @@ _PRIMITIVE = {
     "sum": "add",
     "prod": "mul",
     "max": "maximum",
+    "largest": "larger",
     "min": "minimum",
     "any": "logical_or",
     "all": "logical_and",
@@ -78,7 +79,7 @@ class Reducer:
             one = combine == "prod"
             return Word(constant(type_, float(one) if d.is_float else int(one)))
         if d.is_float:
-            return Word(constant(type_, float("-inf") if combine == "max" else float("inf")))
+            return Word(constant(type_, float("-inf") if combine in ("max", "largest") else float("inf")))
         return Word(constant(type_, int(d.min_value if combine == "max" else d.max_value)))
 
     def start(self) -> list[Word]:
