@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -127,6 +128,37 @@ def test_instructions_per_vector(name: str, body: str) -> None:
     loops = [block for block in blocks if "vmovntps" in block and ARITHMETIC.search(block)]
     counts = [len(ARITHMETIC.findall(block)) / block.count("vmovntps") for block in loops]
     assert max(counts) == MOST[name][body], counts
+
+
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4", "aarch64", "wasm32"])
+@pytest.mark.parametrize("shape", [(4096, 4096), (64, 384), ("n",)])
+def test_chains_run_side_by_side(name: str, shape: tuple[int | str, ...]) -> None:
+    """Four vectors of tanh are computed at once, but not in WebAssembly, where the size of code counts."""
+    target = resolve(name)
+
+    def widest(op: Callable[[Node], Node]) -> int:
+        g = Graph("map")
+        g.output("y", op(g.input("x", shape, "f32")))
+        text = "".join(build_kernels(plan(g, target=name), target).texts)
+        return max(map(int, re.findall(r"= load <(\d+) x float>", text))) // target.lanes("f32")
+
+    others = 1 if shape == (64, 384) else 2  # two where an output may be larger than the caches
+    assert widest(ops.tanh) == (others if name == "wasm32" else 4)
+    assert widest(lambda x: x * 2.0) == widest(lambda x: ops.sigmoid(x) * ops.tanh(x)) == others
+
+
+@on_targets(RUN)
+@pytest.mark.parametrize("columns", [1, 7, 31, 32, 64, 65, 100, 131])
+def test_bits_do_not_depend_on_how_many_run_side_by_side(target: Target, columns: int) -> None:
+    """A row of any length gives the bits that each of its elements has alone."""
+    x = np.random.default_rng(columns).standard_normal((5, columns), dtype=np.float32) * 4
+    for op in (ops.tanh, ops.silu, ops.gelu):
+        g = Graph("map")
+        g.output("y", op(g.input("x", ("n", "m"), "f32")))
+        program = rlx.compile(g, target=target.name, cache=False)
+        found = program.run({"x": x})["y"]
+        alone = np.array([[program.run({"x": v.reshape(1, 1)})["y"][0, 0] for v in row] for row in x])
+        np.testing.assert_array_equal(found, alone)
 
 
 def test_bits_of_a_sigmoid_do_not_depend_on_the_machine() -> None:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from rlx.codegen.cpu.expression import AHEAD, STREAM_AHEAD, Expression, Lane
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
+from rlx.codegen.cpu.rows.chained import DEEP_TOGETHER, is_deep, is_plain
 from rlx.codegen.cpu.rows.collapse import accesses, bodies, collapse, map_bodies, split_blocks
 from rlx.codegen.cpu.rows.nest_base import NestEmitter
 from rlx.codegen.cpu.rows.ranges import cuts, decided_within
@@ -215,13 +216,25 @@ class _MapNest(NestEmitter):
             at.ahead = STREAM_AHEAD if self.streaming else AHEAD
             self.stores(at, [*row, i], stores)
 
-        if self.streaming:  # two vectors at once: more of them are under way
-            pair = 2 * self.lanes
-            end = stop - urem(Word(stop - start), pair)
-            for i in loop(start, end, pair):
-                vector_at(i, None, pair)
+        wide = self.together(stores) * self.lanes
+        if wide > self.lanes:
+            end = stop - urem(Word(stop - start), wide)
+            for i in loop(start, end, wide):
+                vector_at(i, None, wide)
             start = end
         self.along(stop, self.lanes, vector_at, start)
+
+    def together(self, stores: Sequence[Store]) -> int:
+        """Vectors that are computed side by side.
+
+        A processor looks ahead over so many instructions: these are few vectors, where each is a chain of
+        twenty that wait for each other. Stores past the caches want more of them under way, too.
+        """
+        extent, least = self.nest.space[-1], 2 if self.streaming else 1
+        if self.frame.module.target.web or (isinstance(extent, int) and extent < DEEP_TOGETHER * self.lanes):
+            return least  # modules for browsers are loaded over a net: their size counts
+        deep = is_deep([s.body for s in stores]) and is_plain(stores, len(self.nest.space))
+        return DEEP_TOGETHER if deep else least
 
     def stores(self, at: Expression, axes: Sequence[Index], stores: Sequence[Store]) -> None:
         for number, store in enumerate(stores):
