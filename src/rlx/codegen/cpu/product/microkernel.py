@@ -483,19 +483,28 @@ def add_steps(
     width = len(columns.offsets)
     tile = len(rows.offsets) * width
     masks = [None] * (width - 1) + [mask]
+    web = f.module.target.web
+    alone = web and len(rows.offsets) == 1  # of one row, every vector of B is used once: it is read then
 
     def step(k: Count, count: int, sums: list[Value]) -> list[Value]:
         """The sums after `count` more k."""
-        b = [kind.read_b(f, place, own) for place, own in zip(columns.at(f, k), masks, strict=True)]
+        to_read = list(zip(columns.at(f, k), masks, strict=True))
+        b = [] if alone else [kind.read_b(f, place, own) for place, own in to_read]
         out: list[Value] = []
         for i, place in enumerate(rows.at(f, k)):
             a = kind.read_a(f, place, count)
             line = sums[i * width : (i + 1) * width]
-            out += f.done_first([kind.multiply_add(f, a, x, total) for x, total in zip(b, line, strict=True)])
+            if alone:
+                for (column, own), total in zip(to_read, line, strict=True):
+                    b.append(kind.read_b(f, column, own))
+                    out += f.done_first([kind.multiply_add(f, a, b[-1], total)])
+            else:
+                made = [kind.multiply_add(f, a, x, total) for x, total in zip(b, line, strict=True)]
+                out += f.done_first(made)
         return out + [kind.excess(f, x, total) for x, total in zip(b, sums[tile:], strict=False)]
 
     whole, rest = udiv(depth, kind.group), urem(depth, kind.group)
-    if f.module.target.web and isinstance(whole, int) and whole <= UNROLLED and meanwhile is None:
+    if web and isinstance(whole, int) and whole <= UNROLLED and meanwhile is None:
         for early in range(whole):
             sums = step(early, kind.group, sums)
     else:
