@@ -11,6 +11,7 @@ from rlx.codegen.native.jit import compile_linked
 from rlx.config import bytes_text
 from rlx.errors import UnsupportedError
 from rlx.export.code import PUBLIC, CodeWriter
+from rlx.export.constants import in_memory
 from rlx.export.layout import WEIGHT_HEADER
 from rlx.export.prepared import Prepared
 from rlx.export.wasm_link import PAGE, Linked, link
@@ -59,7 +60,7 @@ def module_of(program: Prepared, threaded: bool = False) -> Linked:
     features = (*program.target.features, *(["atomics"] if threaded else []))
     module = Module(replace(program.target, features=features))
     CodeWriter(program.tables, module, program.version, threaded).write()
-    texts = [*program.kernels, module.text()]
+    texts = [*map(in_memory, program.kernels), module.text()]
     if any("i128" in text for text in texts):
         texts.append(_PRODUCT)
     public = (*PUBLIC, "rlx_enlist", "rlx_worker") if threaded else PUBLIC

@@ -296,7 +296,10 @@ class Expression:
         mask = self._mask(guard, self.width)
         place = self._place(operand, base, element, guard)
         type_ = vector(element, self.width)
-        got = fn.load(type_, place) if mask is None else fn.masked_load(type_, place, mask)
+        if mask is None:
+            got = fn.load(type_, place)
+        else:
+            got = fn.masked_load(type_, place, mask) if guard is None else fn.guarded_load(type_, place, mask)
         large = self.operands[s.data].is_large(size_bytes(element), fn.module.target)
         if self.ahead and mask is None and large and s.data not in self.cached:
             self._ask_ahead(place, element)

@@ -216,6 +216,8 @@ class Lanes(Arithmetic):
     def transpose(self, rows: Sequence[Value]) -> list[Value]:
         """W vectors of W lanes -> their W x W transpose, in log2(W) butterfly stages."""
         out, lanes = list(rows), len(rows)
+        if self.module.target.web and rows[0].type == "<4 x i8>":
+            return self._transpose_words(rows)
         stride = lanes // 2
         while stride:
             low = [i if not i & stride else lanes + i - stride for i in range(lanes)]
@@ -226,6 +228,19 @@ class Lanes(Arithmetic):
                     out[i], out[i + stride] = self.shuffle(a, b, low), self.shuffle(a, b, high)
             stride //= 2
         return out
+
+    def _transpose_words(self, rows: Sequence[Value]) -> list[Value]:
+        """4 x 4 bytes by one shuffle of a whole register. Engines need up to ten instructions for each shuffle,
+        and LLVM would make several of this one, so that it may not see where the words come from."""
+        words = self.done_first([self.bitcast(row, "i32") for row in rows])
+        whole = self.splat(words[0], 4)
+        for i, word in enumerate(words[1:], 1):
+            whole = self.insert(whole, word, i)
+        (whole,) = self.done_first([whole])
+        lanes = [4 * j + i for i in range(4) for j in range(4)]
+        (turned,) = self.done_first([self.shuffle(self.bitcast(whole, "<16 x i8>"), None, lanes)])
+        parts = self.bitcast(turned, "<4 x i32>")
+        return [self.bitcast(self.extract(parts, i), "<4 x i8>") for i in range(4)]
 
     def reduce(self, combine: Callable[[Value, Value], Number], v: Value) -> Value:
         """All lanes combined into one scalar in a fixed tree: lane i with lane i + width/2, then again."""

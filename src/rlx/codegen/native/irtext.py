@@ -263,6 +263,20 @@ class Function(Flow):
         lanes = f"{mask.type} {mask.text}, {rest.type} {rest.text}"
         return self.op(type_, f"call {type_} @{name}({place}, {lanes})")
 
+    def guarded_load(self, type_: str, pointer: Value, mask: Value) -> Value:
+        """A masked load of which most often all lanes exist, or none. WebAssembly has no masked loads, so that
+        each lane is asked for, and read, by itself; there these two cases are asked for first."""
+        if not self.module.target.web or width(type_) == 1:
+            return self.masked_load(type_, pointer, mask)
+        zero = constant(type_, 0)
+        bits = self.bitcast(mask, f"i{mask.width}")
+
+        def some() -> list[Value]:
+            there = self.cmp("ne", bits, 0)
+            return self.if_value(there, lambda: [self.masked_load(type_, pointer, mask)], lambda: [zero])
+
+        return self.if_value(self.cmp("eq", bits, -1), lambda: [self.load(type_, pointer)], some)[0]
+
     def masked_store(self, x: Value, pointer: Value, mask: Value, align: int = 0) -> None:
         """Store the lanes whose mask is set."""
         if x.width == 1:
