@@ -2,7 +2,7 @@
 
     python bench/web.py                                  # the zoo's models, one thread
     python bench/web.py minilm magika -t 1 -t 2          # models, numbers of threads
-    python bench/web.py qdq-transformer int8:128,384,1536
+    python bench/web.py qdq-transformer int8:128,384,1536 int8:128,384,1536,8    # weights of 7 and 8 bits
     python bench/web.py --language smollm2               # a language model, next to wllama
     python bench/web.py --only-export                    # write the files that the measurement reads
 

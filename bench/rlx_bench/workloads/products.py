@@ -90,10 +90,10 @@ def gemm(m: int, k: int, n: int) -> Workload:
     )
 
 
-def int8(m: int, k: int, n: int) -> Workload:
-    """MatMulInteger of u8 activations and i8 weights with per-column scales."""
-    generator = rng()
-    w = generator.integers(-64, 64, (k, n)).astype(np.int8)
+def int8(m: int, k: int, n: int, bits: int = 7) -> Workload:
+    """MatMulInteger of u8 activations and i8 weights of so many bits with per-column scales."""
+    generator, half = rng(), 1 << bits - 1
+    w = generator.integers(-half, half, (k, n)).astype(np.int8)
     scale = generator.uniform(0.01, 0.02, n).astype(np.float32)
     feed = {"x": generator.integers(0, 255, (m, k)).astype(np.uint8)}
 
@@ -105,7 +105,8 @@ def int8(m: int, k: int, n: int) -> Workload:
         writer.op("Mul", real, writer.weight("scale", scale), outputs=["y"])
         return writer.model("int8", {"x": (np.uint8, (m, k))}, {"y": (np.float32, (m, n))})
 
-    return Workload(f"int8 gemm {m}x{k}x{n}", feed, PEERS, onnx, flops=2.0 * m * k * n, dtype="i8")
+    name = f"int8 gemm {m}x{k}x{n}" + ("" if bits == 7 else f" {bits} bits")
+    return Workload(name, feed, PEERS, onnx, flops=2.0 * m * k * n, dtype="i8")
 
 
 def nbits(bits: int, m: int, k: int, n: int) -> Workload:

@@ -103,6 +103,11 @@ class Target:
         return self.has("fma") or self.arm
 
     @property
+    def divides_slowly(self) -> bool:
+        """Whether 64-bit divisions are checked each time, and not done in 32 bits where these are enough."""
+        return self.web
+
+    @property
     def may_fuse(self) -> bool:
         """Whether a product and a sum may be rounded once or twice, depending on the machine."""
         return self.has("relaxed-simd")

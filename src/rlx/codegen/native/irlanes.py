@@ -213,6 +213,16 @@ class Lanes(Arithmetic):
         """`count` lanes of `v` from `first` on."""
         return self.shuffle(v, None, range(first, first + count))
 
+    def done_first(self, values: list[Value]) -> list[Value]:
+        """`values`, computed before what is written later is loaded: so a tile takes its rows one at a time.
+
+        Only WebAssembly needs it: LLVM orders its code by the stack of that machine, not by registers, and
+        engines keep the order, so that a tile would hold the elements of all its rows at once and spill.
+        """
+        if not self.module.target.web:
+            return values
+        return [self.op(x.type, f'call {x.type} asm sideeffect "", "=r,0,~{{memory}}"({x})') for x in values]
+
     def transpose(self, rows: Sequence[Value]) -> list[Value]:
         """W vectors of W lanes -> their W x W transpose, in log2(W) butterfly stages."""
         out, lanes = list(rows), len(rows)
@@ -230,8 +240,8 @@ class Lanes(Arithmetic):
         return out
 
     def _transpose_words(self, rows: Sequence[Value]) -> list[Value]:
-        """4 x 4 bytes by one shuffle of a whole register. Engines need up to ten instructions for each shuffle,
-        and LLVM would make several of this one, so that it may not see where the words come from."""
+        """4 x 4 bytes by one shuffle of a whole register. Engines need up to ten instructions for each, and
+        LLVM would make several of this one, so that it may not see where the words come from."""
         words = self.done_first([self.bitcast(row, "i32") for row in rows])
         whole = self.splat(words[0], 4)
         for i, word in enumerate(words[1:], 1):

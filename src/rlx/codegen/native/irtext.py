@@ -264,8 +264,8 @@ class Function(Flow):
         return self.op(type_, f"call {type_} @{name}({place}, {lanes})")
 
     def guarded_load(self, type_: str, pointer: Value, mask: Value) -> Value:
-        """A masked load of which most often all lanes exist, or none. WebAssembly has no masked loads, so that
-        each lane is asked for, and read, by itself; there these two cases are asked for first."""
+        """A masked load of which most often all lanes exist, or none. WebAssembly has no masked loads: each
+        lane is asked for, and read, by itself. There these two cases are asked for first."""
         if not self.module.target.web or width(type_) == 1:
             return self.masked_load(type_, pointer, mask)
         zero = constant(type_, 0)
@@ -299,16 +299,6 @@ class Function(Flow):
         word = self.zext(self.bitcast(mask, bits), held)
         word = self.op(held, f'call {held} asm "", "=r,0"({word})')
         return self.bitcast(self.trunc(word, bits), mask.type)
-
-    def done_first(self, values: list[Value]) -> list[Value]:
-        """`values`, computed before what is written later is loaded: so a tile takes its rows one at a time.
-
-        Only WebAssembly needs it: LLVM orders its code by the stack of that machine, not by registers, and
-        engines keep the order, so that a tile would hold the elements of all its rows at once and spill.
-        """
-        if not self.module.target.web:
-            return values
-        return [self.op(x.type, f'call {x.type} asm sideeffect "", "=r,0,~{{memory}}"({x})') for x in values]
 
     @staticmethod
     @functools.cache  # asked at every access

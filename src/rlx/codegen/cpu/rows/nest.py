@@ -24,7 +24,7 @@ from rlx.codegen.cpu.rows.transposed import TransposedNest, read_axis
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.irtypes import Value
 from rlx.codegen.native.notation import inline, write
-from rlx.codegen.native.words import Index, Word, ceildiv, lanes, loop, urem
+from rlx.codegen.native.words import Index, Word, ceildiv, lanes, loop, udiv, urem
 from rlx.ir.types import Shape
 from rlx.kernel.affine import affine
 from rlx.kernel.nests import Nest, Stat, Store
@@ -167,10 +167,36 @@ class _MapNest(NestEmitter):
             parts = self.pieces(len(outer), inside)
             space = [*outer[:number], high - low, *outer[number + 1 :]]
             first, end = self.share(space)
+            begins = [low if n == number else 0 for n in range(len(outer))]
+            if self.goes_by_lines:
+                self.lines(first, end, space, begins, parts)
+                continue
             for r in loop(first, end):
                 row = self.indices(r, space)
                 row = [i + low if n == number else i for n, i in enumerate(row)]
                 self.sweep(row, 0, inner, parts)
+
+    @property
+    def goes_by_lines(self) -> bool:
+        """Whether rows are so short that finding each by divisions takes longer than what is computed."""
+        short = isinstance(self.sizes[-1], int) and self.sizes[-1] <= 2 * self.lanes
+        return short and len(self.sizes) > 2 and self.frame.module.target.divides_slowly
+
+    @inline
+    def lines(
+        self, first: Word, end: Word, space: Sequence[Index], begins: Sequence[Index], parts: Sequence[Piece]
+    ) -> None:
+        """Rows `first` to `end`: what depends on the axes before the last kept one is computed once for all
+        rows of a line."""
+        *before, size = space
+        length, last = Word(max(size, 1)), len(space) - 1
+        for line in loop(udiv(first, length), ceildiv(end, length)):
+            start = line * length
+            row = [i + begin for i, begin in zip(self.indices(line, before), begins, strict=False)]
+            shared = self.point([*row, 0, 0], None)
+            self.prepare(shared, [s.body for _, _, stores in parts for s in stores], set(range(last)))
+            for place in loop(max(first, start) - start, min(end - start, length)):
+                self.sweep([*row, Word(place + begins[last])], 0, self.sizes[-1], parts, shared)
 
     def pieces(self, number: int, stores: Sequence[Store]) -> list[Piece]:
         """Parts of an axis, and what is stored there: which part of a concatenation a point is in, or whether
@@ -196,19 +222,33 @@ class _MapNest(NestEmitter):
         return made
 
     @inline
-    def sweep(self, row: list[Word], start: Index, stop: Index, pieces: Sequence[Piece]) -> None:
+    def sweep(
+        self,
+        row: list[Word],
+        start: Index,
+        stop: Index,
+        pieces: Sequence[Piece],
+        known: Expression | None = None,
+    ) -> None:
         if len(pieces) == 1:
-            self.piece(row, start, stop, pieces[0][2])
+            self.piece(row, start, stop, pieces[0][2], known)
         else:
             for low, high, stores in pieces:
                 first = max(start, low)
                 # A thread's share may end before a piece begins: then nothing of the piece is its own.
-                self.piece(row, first, max(first, min(stop, high)), stores)
+                self.piece(row, first, max(first, min(stop, high)), stores, known)
 
     @inline
-    def piece(self, row: list[Word], start: Index, stop: Index, stores: Sequence[Store]) -> None:
+    def piece(
+        self,
+        row: list[Word],
+        start: Index,
+        stop: Index,
+        stores: Sequence[Store],
+        known: Expression | None = None,
+    ) -> None:
         last = len(row)
-        outside = self.point([*row, 0], None)
+        outside = self.point([*row, 0], None, known)
         self.prepare(outside, [s.body for s in stores], set(range(last)))
 
         def vector_at(i: Index, mask: Value | None, width: int = self.lanes) -> None:
