@@ -61,13 +61,14 @@ class Product:
         types = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         self.call = ctypes.CFUNCTYPE(None, *types)(self.code.address("kernel"))
 
-    def run(self, a: Array, threads: int = 1) -> Array:
+    def run(self, a: Array, threads: int = 1, only: int | None = None) -> Array:
+        """The product; of one of the threads alone, if so. What is not written is 7."""
         rows = len(a)
         c = np.full((rows + 1, self.layout.n), 7, np.float32)
         scratch = np.zeros(threads * self.scratch, np.uint8)
         pointers = [x.ctypes.data for x in (a, self.packed, c)]
         table = np.array([0, scratch.ctypes.data, self.scratch, *pointers, rows], np.int64)
-        for thread in range(threads):
+        for thread in range(threads) if only is None else [only]:
             self.call(table.ctypes.data, thread, threads, 0)
         assert (c[rows] == 7).all()
         return c[:rows]
@@ -133,12 +134,34 @@ def test_bf16_precision(bits: int) -> None:
 def test_bits_depend_on_neither_rows_nor_threads(bits: int) -> None:
     host = resolve("host")
     product = Product(host, quant_layout(128, 300, host, bits))
-    a = rows_of(40, 128)
-    wanted = product.run(a)
-    for threads in (2, 3, 20):
-        assert (product.run(a, threads) == wanted).all()
+    for rows in (40, 70, 150, 300):
+        a = rows_of(rows, 128)
+        wanted = product.run(a)
+        for threads in (2, 3, 5, 20):
+            assert (product.run(a, threads) == wanted).all()
     for first, stop in ((0, 1), (5, 7), (10, 13), (3, 12)):
         assert (product.run(np.ascontiguousarray(a[first:stop])) == wanted[first:stop]).all()
+
+
+@every_target
+@pytest.mark.parametrize("precision", ["f32", "i8"])
+def test_threads_share_rows_where_there_are_many(target: Target, precision: str) -> None:
+    """A thread prepares no rows of another one if rows are many; if weights are, it decodes none of it."""
+    narrow = Product(target, quant_layout(32, 96, target, precision=precision), precision=precision)
+    for rows, threads, own in ((128, 2, 64), (130, 2, 65), (128, 4, 32)):
+        written = narrow.run(rows_of(rows, 32), threads, only=0) != 7
+        assert written[:own].all() and not written[own:].any()
+    for rows, threads in ((63, 2), (16, 4)):
+        written = narrow.run(rows_of(rows, 32), threads, only=0) != 7
+        panels = -(-96 // narrow.layout.columns) // threads
+        assert written[:, : panels * narrow.layout.columns].all()
+        assert not written[:, panels * narrow.layout.columns :].any()
+    wide = Product(target, quant_layout(32, 16_384, target, precision=precision), precision=precision)
+    written = wide.run(rows_of(64, 32), 2, only=1) != 7
+    assert written[:, 8192:].all() and not written[:, :8192].any()
+    for rows, threads in ((70, 3), (150, 7)):  # bands are not as many as threads: parts meet, none overlap
+        parts = [narrow.run(rows_of(rows, 32), threads, only=thread) != 7 for thread in range(threads)]
+        assert (np.sum(parts, axis=0) == 1).all()
 
 
 @every_target

@@ -13,7 +13,7 @@ from __future__ import annotations
 from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.cpu.primitives import MEMORY
 from rlx.codegen.cpu.product.gemm import DimValue, KernelInfo, Size
-from rlx.codegen.cpu.product.gemm_cut import Count, Tiles, share
+from rlx.codegen.cpu.product.gemm_cut import Count, Tiles, count_bands, share
 from rlx.codegen.cpu.product.gemm_end import Epilogue, Frame, TileEnd, finish_tile
 from rlx.codegen.cpu.product.quant_block import Decoded, add_block, decode_block
 from rlx.codegen.cpu.product.quant_bytes import ByteDecoder, byte_decoder, round_rows
@@ -24,6 +24,7 @@ from rlx.codegen.native.words import (
     Word,
     byte_at,
     call,
+    ceildiv,
     field,
     float32,
     gep,
@@ -44,7 +45,8 @@ from rlx.kernel.panels import PANEL_VECTORS, QuantLayout, quantised_of
 from rlx.target.cpu import Target
 
 _BLOCK_ROWS = 128  # most rows of A prepared at a time, as long as they fit twice the L2 cache
-_FEW_ROWS = 32  # prepared at a time, however long they are
+_FEW_ROWS = 32  # prepared at a time, however long they are; a band has no fewer
+_PREPARING = 128  # what preparing an element of A takes, in weights that are decoded
 _LINE = 64  # bytes of a cache line
 _AHEAD = 8 << 10  # bytes from what is read to what is prefetched: panels follow one another
 
@@ -202,7 +204,7 @@ class QuantGemm:
 
     @inline
     def kernel(self, args: ptr, thread: i64, threads: i64, part: i64) -> None:
-        """Threads share the panels; each takes a block of rows through all of its own."""
+        """Threads share the panels of all bands of rows; a block of rows goes through all panels of one."""
         layout = self.layout
         m, a_row, c_row, a_start = (self.size(x) for x in self.shape)
         self.frame.share("n", layout.n)
@@ -211,14 +213,26 @@ class QuantGemm:
         a = gep(a, a_start, float32)
         scratch = byte_at(field(args, 1, ptr), thread * field(args, 2, i64))
         self.frame.change("stage", byte_at(scratch, self.rows_bytes))
-        first, stop = share(layout.panels, thread, threads)
-        if first < stop:
-            for row in loop(0, m, self.block_rows):
-                rows = min(m - row, self.block_rows)
+        bands = self.bands(m, threads)
+        start, end = share(bands * layout.panels, thread, threads)
+        for band in loop(udiv(start, layout.panels), ceildiv(end, layout.panels)):
+            before = band * layout.panels
+            first, stop = max(start - before, 0), min(end - before, layout.panels)
+            low, high = share(m, band, bands)
+            for row in loop(low, high, self.block_rows):
+                rows = min(high - row, self.block_rows)
                 source = gep(a, row * a_row, float32)
                 call(self.preparing(), source, a_row, scratch, rows)
                 place = gep(c, row * c_row, self.end.c_element)
                 self.block(args, scratch, b, place, c_row, row, rows, first, stop)
+
+    @inline
+    def bands(self, m: Count, threads: Count) -> Count:
+        """In how many bands rows are cut: threads of one band prepare the same rows, those of different bands
+        decode the same weights."""
+        if isinstance(m, int) and m < 2 * _FEW_ROWS:
+            return 1
+        return count_bands(threads, udiv(m, _FEW_ROWS), m * _PREPARING, self.layout.n)
 
     def preparing(self) -> str:
         """The function that prepares rows."""
