@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import rlx
+from gemm_harness import Guarded
 from machines import executable, on_targets
 from rlx import ops
 from rlx.errors import DTypeError, KernelError, ShapeError, TypeMismatchError
@@ -163,6 +164,36 @@ def test_codes_without_what_they_need_are_refused() -> None:
             k_scales=k_scales,
             v_scales=v_scales,
         )
+
+
+@on_targets(executable("x86-64-v4", "x86-64-v3"))
+def test_keys_behind_those_that_are_seen_are_not_read(target: Any) -> None:
+    """Reading them would end the process: of a page of 2048 keys, the second half cannot be read."""
+    guard, seen = Guarded(), 1000
+    half = guard.array((1024,), np.float32, at_end=True)
+    half[:] = np.random.default_rng(3).standard_normal(1024)
+    keys = np.lib.stride_tricks.as_strided(half, (1, 1, 1, 2048), (8192, 8192, 8192, 4), writeable=False)
+    values = np.arange(2048, dtype=np.float32).reshape(1, 1, 2048, 1)
+    g, one = rlx.Graph("half"), np.zeros((1, 1), np.int64)
+    q, k, v = (
+        g.input(name, shape, "f32")
+        for name, shape in (("q", (1, 1, 1)), ("k", keys.shape), ("v", values.shape))
+    )
+    table, slots, lengths = (
+        g.input(name, shape, "i64") for name, shape in (("t", (1, 1)), ("s", (1,)), ("n", (1,)))
+    )
+    g.output("y", ops.paged_attention(q, k, v, table, slots, lengths))
+    feed = {
+        "q": np.ones((1, 1, 1), np.float32),
+        "k": keys,
+        "v": values,
+        "t": one,
+        "s": one[0],
+        "n": one[0] + seen,
+    }
+    found = rlx.compile(g, target=target.name).run(feed)["y"]
+    weights = np.exp(half[:seen].astype(np.float64))
+    np.testing.assert_allclose(found.ravel(), weights @ np.arange(seen) / weights.sum(), rtol=1e-5)
 
 
 @on_targets(executable("x86-64-v4", "x86-64-v3", "x86-64"))

@@ -66,11 +66,13 @@ def attend_page(
     *,
     kernel: Paged,
     rows: int,
+    vectors: int,
 ) -> None:
-    """Rows that see positions from low to high of a page: their scores, softmax and results. Values are
-    prefetched during scores, and the next keys, which are at `later`, during results.
+    """Rows that see positions from low to high of a page, which are in its first `vectors` vectors: their
+    scores, softmax and results. Values are prefetched during scores, and the next keys, which are at `later`,
+    during results.
     """
-    page = _Page(kernel, rows)
+    page = _Page(kernel, rows, vectors)
     page.scores(q, weights, k, v, low, high)
     for r in range(rows):
         page.softmax(r, weights, tops, totals, alphas)
@@ -96,9 +98,10 @@ def attend_codes(
     *,
     kernel: Paged,
     rows: int,
+    vectors: int,
 ) -> None:
     """The same for codes, whose scales multiply scores, and weights after they are summed."""
-    page = _Page(kernel, rows, (k_scales, v_scales))
+    page = _Page(kernel, rows, vectors, (k_scales, v_scales))
     page.scores(q, weights, k, v, low, high)
     for r in range(rows):
         page.softmax(r, weights, tops, totals, alphas)
@@ -106,10 +109,11 @@ def attend_codes(
 
 
 class _Page:
-    """The function for so many rows."""
+    """The function for so many rows, and positions in so many vectors."""
 
-    def __init__(self, kernel: Paged, rows: int, scales: tuple[ptr, ptr] | None = None) -> None:
+    def __init__(self, kernel: Paged, rows: int, vectors: int, scales: tuple[ptr, ptr] | None = None) -> None:
         self.kernel, self.rows, self.lanes, self.scales = kernel, rows, kernel.lanes, scales
+        self.vectors, self.positions = vectors, min(vectors * kernel.lanes, kernel.page)
         self.type, self.most = vector("float", kernel.lanes), kernel.vectors(rows)
 
     @inline
@@ -120,11 +124,11 @@ class _Page:
     @inline
     def scores(self, q: ptr, weights: ptr, k: ptr, v: ptr, low: i64, high: i64) -> None:
         kernel, strides = self.kernel, self.kernel.frame.inputs[K].steps
-        for js in _parts(kernel.steps[1] // self.lanes, self.most):
+        for js in _parts(self.vectors, self.most):
             acc = [[splat(0.0, self.lanes) for _ in js] for _ in range(self.rows)]
             for d in loop(kernel.depth):
                 if js.start == 0:
-                    self.fetch(v, V, d, kernel.depth)
+                    self.fetch(v, V, d, kernel.depth, self.positions)
                 start = gep(k, d * kernel.dim(strides[2]), kernel.element(K))
                 acc = self.added(acc, js, K, start, kernel.dim(strides[3]), kernel.page, q, 0, d)
             for number, j in enumerate(js):
@@ -165,12 +169,12 @@ class _Page:
         return made
 
     @inline
-    def fetch(self, matrix: ptr, operand: int, i: Int, count: int) -> None:
-        """Prefetch part i of `count` of the keys or values of a page, where they have no gaps."""
+    def fetch(self, matrix: ptr, operand: int, i: Int, count: int, height: int) -> None:
+        """Prefetch part i of `count` of the first rows that a page has of keys or values without gaps."""
         slot = self.kernel.frame.inputs[operand]
-        height, width = slot.shape[2:]
+        width = slot.shape[3]
         if slot.steps[2:] == (width, 1):
-            assert isinstance(height, int) and isinstance(width, int)
+            assert isinstance(width, int)
             share = -(-slot.dtype.itemsize * height * width // (count * LINE)) * LINE
             for byte in range(0, share, LINE):
                 prefetch(byte_at(matrix, i * share + byte))
@@ -189,7 +193,7 @@ class _Page:
     @inline
     def softmax(self, r: int, weights: ptr, tops: ptr, totals: ptr, alphas: ptr) -> None:
         """Scores of a page become weights; sums so far shrink by alpha."""
-        places = [self.place(weights, 1, r, i) for i in range(0, self.kernel.steps[1], self.lanes)]
+        places = [self.place(weights, 1, r, j * self.lanes) for j in range(self.vectors)]
         own = [self.place(base, 3, r, 0) for base in (tops, totals, alphas)]
         best = load(self.type, places[0])
         for place in places[1:]:
@@ -221,7 +225,7 @@ class _Page:
                 acc.append([load(self.type, self.place(sums, 2, r, j * self.lanes)) * alpha for j in js])
             for p in loop(low, high):
                 if js.start == 0:
-                    self.fetch(later, K, p, kernel.page)
+                    self.fetch(later, K, p, kernel.page, kernel.depth)
                 start = gep(v, p * kernel.dim(strides[2]), kernel.element(V))
                 acc = self.added(acc, js, V, start, kernel.dim(strides[3]), kernel.value_depth, weights, 1, p)
             for r in range(self.rows):

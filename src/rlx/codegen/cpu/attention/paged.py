@@ -246,11 +246,12 @@ class Paged:
                 if self.coded:
                     matrices += [self.part(K_SCALES, page, kv_head), self.part(V_SCALES, page, kv_head)]
                 if is_whole:
-                    self.call_page(len(lows) * self.block, 0, matrices, i64(0), i64(self.page))
+                    rows, bounds = len(lows) * self.block, (i64(0), i64(self.page))
+                    self.call_page(rows, 0, matrices, *bounds, self.steps[1] // self.lanes)
                 else:
                     for t in range(len(lows)):
                         if lows[t] < highs[t]:
-                            self.call_page(self.block, t * self.block, matrices, lows[t], highs[t])
+                            self.call_part(t * self.block, matrices, lows[t], highs[t])
             else:
                 store(i64(ERROR_INDEX), self.frame.error)
 
@@ -269,9 +270,25 @@ class Paged:
         return cast("Int", select(ult(page, self.dim(self.frame.inputs[K].shape[0])), page, 0))
 
     @inline
-    def call_page(self, rows: int, first: int, matrices: list[ptr], low: Int, high: Int) -> None:
+    def call_part(self, first: int, matrices: list[ptr], low: Int, high: Int, vectors: int = 1) -> None:
+        """The rows of a token, of a page of which it does not see all: keys behind those that it sees are not
+        read, but for the rest of 1, 2, 4, ... vectors.
+        """
+        most = self.steps[1] // self.lanes
+        if vectors >= most:
+            self.call_page(self.block, first, matrices, low, high, most)
+        elif high <= vectors * self.lanes:
+            self.call_page(self.block, first, matrices, low, high, vectors)
+        else:
+            self.call_part(first, matrices, low, high, 2 * vectors)
+
+    @inline
+    def call_page(
+        self, rows: int, first: int, matrices: list[ptr], low: Int, high: Int, vectors: int
+    ) -> None:
         function = attend_codes if self.coded else attend_page
-        name = function.written(f"{self.frame.name}.page{rows}", kernel=self, rows=rows)
+        name = f"{self.frame.name}.page{rows}x{vectors}"
+        name = function.written(name, kernel=self, rows=rows, vectors=vectors)
         arrays = [self.row(self.scratch, i, first) for i in range(6)]
         call(name, self.frame.args, *arrays, *matrices, low, high)
 
