@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,19 @@ def test_threads_share_rows_where_there_are_many(target: Target, precision: str)
     for rows, threads in ((70, 3), (150, 7)):  # bands are not as many as threads: parts meet, none overlap
         parts = [narrow.run(rows_of(rows, 32), threads, only=thread) != 7 for thread in range(threads)]
         assert (np.sum(parts, axis=0) == 1).all()
+
+
+@every_target
+def test_the_next_block_is_prefetched_group_by_group(target: Target) -> None:
+    """Tiles prefetch it while they multiply: all of it at once would wait for memory."""
+    module = Module(target)
+    layout = quant_layout(512, 64, target, bits=8)
+    emit_quant_gemm(module, "kernel", 16, layout)
+    for body in re.split(r"(?m)^define ", module.text())[1:]:
+        name = re.search(r"@\"?([\w.]+)", body)
+        assert name is not None
+        wanted = name[1].startswith("kernel.block") or name[1].endswith("x1")
+        assert ("@llvm.prefetch" in body.split("\n}")[0]) == wanted, name[1]
 
 
 @every_target

@@ -22,11 +22,13 @@ from rlx.codegen.native.words import (
     load,
     loop,
     noalias,
+    prefetch,
     ptr,
     store,
 )
 from rlx.kernel.panels import PANEL_VECTORS
 
+LINE = 64  # bytes of a cache line
 _BLOCK_BYTES = 16 << 10  # of decoded weights: half of L1
 
 
@@ -82,12 +84,16 @@ def add_block(
     factors: noalias,
     stage: noalias,
     groups: i64,
+    later: ptr,
+    fetched: i64,
     *,
     decoded: Decoded,
     row_bytes: int,
     rows: int,
 ) -> None:
-    """Add the products of some rows with decoded groups to their totals in the stage."""
+    """Add the products of some rows with decoded groups to their totals in the stage. For each group, so many
+    cache lines from `later` on are prefetched.
+    """
     decoder, layout = decoded.decoder, decoded.layout
     floats = vector("float", layout.lanes)
 
@@ -96,6 +102,8 @@ def add_block(
         return byte_at(factors, n // PANEL_VECTORS * row_bytes) if decoder.row_factors else None
 
     for g in loop(groups):
+        for line in loop(g * fetched, (g + 1) * fetched):
+            prefetch(byte_at(later, line * LINE))
         group = byte_at(b, g * decoded.group_bytes)
         prepared = decoder.element(a, g * layout.group)
         sums = [decoder.begin(factors_of(n), g) for n in range(rows * PANEL_VECTORS)]

@@ -15,7 +15,7 @@ from rlx.codegen.cpu.primitives import MEMORY
 from rlx.codegen.cpu.product.gemm import DimValue, KernelInfo, Size
 from rlx.codegen.cpu.product.gemm_cut import Count, Tiles, count_bands, share
 from rlx.codegen.cpu.product.gemm_end import Epilogue, Frame, TileEnd, finish_tile
-from rlx.codegen.cpu.product.quant_block import Decoded, add_block, decode_block
+from rlx.codegen.cpu.product.quant_block import LINE, Decoded, add_block, decode_block
 from rlx.codegen.cpu.product.quant_bytes import ByteDecoder, byte_decoder, round_rows
 from rlx.codegen.cpu.product.quant_decode import Decoder, PairDecoder, factor
 from rlx.codegen.native.irtext import Module, constant, vector
@@ -47,7 +47,6 @@ from rlx.target.cpu import Target
 _BLOCK_ROWS = 128  # most rows of A prepared at a time, as long as they fit twice the L2 cache
 _FEW_ROWS = 32  # prepared at a time, however long they are; a band has no fewer
 _PREPARING = 128  # what preparing an element of A takes, in weights that are decoded
-_LINE = 64  # bytes of a cache line
 _AHEAD = 8 << 10  # bytes from what is read to what is prefetched: panels follow one another
 
 
@@ -172,8 +171,8 @@ class QuantGemm:
 
         An odd number of cache lines: rows that are a power of two apart would share a few sets of L1.
         """
-        lines = -(-self.decoder.row_bytes(self.padded_k) // _LINE)
-        return (lines | 1) * _LINE
+        lines = -(-self.decoder.row_bytes(self.padded_k) // LINE)
+        return (lines | 1) * LINE
 
     @property
     def padded_k(self) -> int:
@@ -294,7 +293,9 @@ class QuantGemm:
         tiles = Tiles.of(self.main, rows, self.tall)
         zero = constant(vector("float", layout.lanes), 0.0)
 
-        def add(offset: Count, height: Count, g: Count, groups: Count, limit: int) -> None:
+        def add(
+            offset: Count, height: Count, g: Count, groups: Count, limit: int, later: ptr, each: Count
+        ) -> None:
             """The products of a tile of at most `limit` rows."""
             if limit == self.lowest or height == limit:
                 line = byte_at(a, offset * self.row_bytes)
@@ -303,9 +304,10 @@ class QuantGemm:
                     f"{self.name}.block{limit}", decoded=decoded, row_bytes=self.row_bytes, rows=limit
                 )
                 at = gep(stage, offset * layout.columns, float32)
-                call(function, self.decoder.element(line, g * layout.group), block, factors, at, groups)
+                start = self.decoder.element(line, g * layout.group)
+                call(function, start, block, factors, at, groups, later, each)
             else:
-                add(offset, height, g, groups, limit - 1)
+                add(offset, height, g, groups, limit - 1, later, each)
 
         for j in loop(first, stop):
             for n in loop(rows * PANEL_VECTORS):
@@ -315,21 +317,21 @@ class QuantGemm:
                 weights = byte_at(b, j * layout.panel_bytes + g * layout.group_bytes)
                 call(decode_block.written(f"{self.name}.decode", decoded=decoded), weights, block, groups)
                 later = byte_at(weights, groups * layout.group_bytes)  # the next panel follows this one
+                each = self.fetched(tiles.count, groups)
                 for t in loop(tiles.count):
-                    self.fetch(later, t, tiles.count)
-                    add(tiles.row(self.main, t), tiles.height(t), g, groups, self.tall)
+                    place = byte_at(later, t * groups * each * LINE)
+                    add(tiles.row(self.main, t), tiles.height(t), g, groups, self.tall, place, each)
             column = j * layout.columns
             finish = finish_tile.written(f"{self.name}.finish", end=self.end)
             place = gep(c, column, self.end.c_element)
             call(finish, args, self.frame.pointer, place, row, column, rows, PANEL_VECTORS)
 
     @inline
-    def fetch(self, later: ptr, t: Count, tiles: Count) -> None:
-        """Prefetch the share of tile t of the block that comes next: it arrives while tiles are computed."""
-        lines = -(-self.decoded.groups * self.layout.group_bytes // _LINE)
-        share = udiv(lines + tiles - 1, tiles)
-        for line in loop(t * share, min((t + 1) * share, lines)):
-            prefetch(byte_at(later, line * _LINE))
+    def fetched(self, tiles: Count, groups: Count) -> Count:
+        """Cache lines of the block that comes next that each group of each tile prefetches: they arrive while
+        tiles are computed."""
+        lines = -(-self.decoded.groups * self.layout.group_bytes // LINE)
+        return ceildiv(lines, tiles * groups)
 
     @property
     def lowest(self) -> int:
@@ -396,7 +398,7 @@ def compute_tile(
     for g in loop(layout.groups):
         weights = byte_at(b, g * layout.group_bytes)
         prepared = decoder.element(a, g * layout.group)
-        for line in range(0, layout.group_bytes, _LINE):
+        for line in range(0, layout.group_bytes, LINE):
             prefetch(byte_at(weights, line + _AHEAD))
         sums = [decoder.begin(factors_of(n), g) for n in range(rows * width)]
         for s in loop(layout.group // decoder.step):
