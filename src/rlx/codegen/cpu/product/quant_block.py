@@ -102,8 +102,8 @@ def add_block(
         return byte_at(factors, n // PANEL_VECTORS * row_bytes) if decoder.row_factors else None
 
     for g in loop(groups):
-        for line in loop(g * fetched, (g + 1) * fetched):
-            prefetch(byte_at(later, line * LINE))
+        for ahead in loop(g * fetched, (g + 1) * fetched):
+            prefetch(byte_at(later, ahead * LINE))
         group = byte_at(b, g * decoded.group_bytes)
         prepared = decoder.element(a, g * layout.group)
         sums = [decoder.begin(factors_of(n), g) for n in range(rows * PANEL_VECTORS)]
