@@ -6,7 +6,8 @@
 
 A row has the number of kernels, sums of predicted and measured times, and the shares of kernels whose
 prediction is within 1.5 and 5 times the measured time, either way. The goal: 80 % of kernels within 1.5, none
-beyond 5, every sum within 1.25. Times are the best of some rounds, on as many threads as the model assumes.
+beyond 5, every sum within 1.25. Times are medians of some rounds, on as many threads as the model assumes:
+run it where nothing else runs.
 """
 
 from __future__ import annotations

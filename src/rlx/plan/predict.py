@@ -57,8 +57,8 @@ def _times(
     native = [node for node in native if clock.knows(node)]
     plain = [node for node in native if loop_form(node) is None]
     clock.begin(plain, plan.arena_size)
-    for node in plain:  # a run before, after which caches hold what they hold in all others
-        clock.kernel(node)
+    for node in native:  # a run before, after which caches hold what they hold in all others
+        (clock.kernel if loop_form(node) is None else clock.loop)(node)
     clock.begin(plain, plan.arena_size)
     out: dict[int, StepTime] = {}
     for node in native:
@@ -66,6 +66,7 @@ def _times(
             out[node.id] = StepTime(clock.kernel(node))
         else:
             out[node.id] = _loop(node, plan, clock, target)
+            clock.loop(node)
     return out
 
 

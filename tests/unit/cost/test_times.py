@@ -114,15 +114,85 @@ def test_the_slowest_of_levels_decides() -> None:
     assert slowest([]) == 0.0
 
 
-def test_lines_that_another_core_wrote_are_foreign_once() -> None:
+def test_lines_that_another_core_has_are_fetched_once() -> None:
     owners, matrix = Owners(), Box(0, (64, 64), (1024, 16), 16)
-    by_rows, by_columns = Share(1024, 64), Share(16, 64)
-    assert owners.touch("a", matrix, by_rows, 2, True, 0.0, 1e9).foreign == 0
-    assert owners.touch("a", matrix, by_columns, 2, False, 1.0, 1e9).foreign == 64 * 1024 / 4
-    assert owners.touch("a", matrix, by_columns, 2, False, 2.0, 1e9).foreign == 0
-    assert owners.touch("a", matrix, by_rows, 2, True, 3.0, 1e9).foreign == 64 * 1024 / 4
-    assert owners.touch("a", matrix, by_columns, 2, True, 4.0, 0.5).foreign == 0  # nobody has it any more
-    assert owners.touch("b", matrix, by_rows, 1, True, 5.0, 1e9).foreign == 0
+    by_rows, by_columns, quarter = Share(1024, 64), Share(16, 64), 64 * 1024 / 4
+
+    def touched(
+        share: Share, written: bool, now: float, kept: float = 1e9
+    ) -> tuple[list[float], list[float]]:
+        met = owners.touch("a", matrix, share, 2, written, now, kept)
+        return met.fetched.tolist(), met.taken.tolist()
+
+    nothing, half = [0.0, 0.0], [quarter, quarter]
+    assert touched(by_rows, True, 0.0) == (nothing, nothing)
+    assert touched(by_columns, False, 1.0) == (half, nothing)  # half of what the other one has written
+    assert touched(by_columns, False, 2.0) == (nothing, nothing)
+    assert touched(by_columns, True, 3.0) == (nothing, nothing)  # changed lines have come with all rights
+    assert touched(by_rows, True, 4.0) == (half, nothing)  # changed by the other: fetched
+    assert touched(by_columns, True, 5.0, 0.5) == (nothing, nothing)  # nobody has it any more
+
+
+def test_writing_what_both_have_read_takes_lines_away() -> None:
+    """The first thread writes; after both have read its lines, a write by any of them is slow, once."""
+    owners, row, halves = Owners(), Box(0, (1024,), (4,), 4), Share(4, 1024)
+    owners.touch("a", row, halves, 2, True, 0.0, 1e9)
+    both = owners.touch("a", row, Share(), 2, False, 1.0, 1e9)
+    assert both.fetched.tolist() == [2048.0, 2048.0] and not both.taken.any()
+    assert owners.touch("a", row, halves, 2, True, 2.0, 1e9).taken.tolist() == [2048.0, 2048.0]
+    assert not owners.touch("a", row, halves, 2, True, 3.0, 1e9).taken.any()
+
+
+def test_a_part_of_a_concatenation_is_of_the_thread_at_its_place() -> None:
+    owners, part = Owners(), Box(0, (64,), (256,), 256)
+    owners.touch("a", part, Share(256, 64), 2, True, 0.0, 1e9)
+    second = owners.touch("a", part, Share(256, 128, 64), 2, False, 1.0, 1e9)
+    assert second.fetched.tolist() == [0.0, 8192.0]  # all of it is read by the second thread
+
+
+def test_a_map_whose_batch_only_the_run_knows_is_of_one_thread() -> None:
+    """A batch of 1 is the only axis that threads share, as the padded one is read in pieces."""
+
+    def padded(batch: int | str) -> float:
+        g = Graph("padded")
+        x = g.input("x", (batch, 1 << 16), "f32")
+        g.output("y", ops.tanh(ops.pad(x, ((0, 0), (64, 64)))))
+        (step,) = predicted_steps(plan(g, target=V4, assume={"n": 1} if batch == "n" else {})).values()
+        return step.picoseconds
+
+    assert padded("n") > 1.5 * padded(1)
+
+
+def test_rows_of_a_table_in_panels_cost_what_is_read() -> None:
+    def chosen(rows: int) -> float:
+        g = Graph("chosen")
+        table = g.param("table", (rows, 256), "f32")
+        x = ops.gather(table, g.input("i", (16,), "i64"), axis=0)
+        g.output("y", x @ ops.transpose(table, (1, 0)))
+        first, *_ = predicted_steps(plan(g, target=V4)).values()
+        return first.picoseconds
+
+    assert chosen(1 << 14) < 2 * chosen(1 << 12)
+
+
+def test_weights_that_nothing_is_computed_next_to_add_up() -> None:
+    rates = resolve(V3).rates
+    levels = [{"memory": 1.0}]
+    beside, in_turns = (
+        kernel_ps(rates, Work(compute_ps=1e9, traffic=[Traffic(0, 2.2e7, waits=waits)]), levels, 1, 0.0)
+        for waits in (False, True)
+    )
+    assert beside < 1.5e9 < 1.9e9 < in_turns
+
+
+def test_loads_of_a_long_window_cross_lines_of_the_cache() -> None:
+    """A wide vector crosses a line with every load of a window's element, half a vector with every other."""
+
+    def body(x: Node) -> Node:
+        return ops.conv(x, x[:, :, :256])
+
+    wide, narrow = (took((1, 1, 16384), body, target) for target in (V4, V3))
+    assert 1.2 < narrow / wide < 1.8
 
 
 def test_a_norm_behind_a_product_waits_for_the_other_core() -> None:

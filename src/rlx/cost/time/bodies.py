@@ -14,11 +14,13 @@ from rlx.target.rates import Rates
 
 @dataclass(frozen=True)
 class Body:
-    """Per vector of points: instructions, those of the longest chain, and loads."""
+    """Per vector of points: instructions, those of the longest chain, and loads; and operations on indices,
+    which are the same for all lanes."""
 
     operations: float
     chain: float
     reads: tuple[Read, ...]
+    indices: float = 0.0
 
     def vector_ps(
         self, rates: Rates, lanes: int, lane: int, stores: int = 1, ahead: float = 1.0, cut: bool = False
@@ -40,6 +42,7 @@ class Body:
             else:
                 apart += part * lanes * rates.gather_ps
         waits = max(1.0, min(self.chain / (rates.window * ahead), 4.0))
+        apart += self.indices * rates.index_ps
         return max(self.operations * rates.op_ps * waits, loads * rates.load_ps) + apart
 
 
@@ -53,10 +56,10 @@ def evaluated(
 ) -> Body:
     """Expressions at one point of a space. `inner` says what is evaluated at every point, `known` what is
     there already, `cut` that code is written for each part of a concatenation."""
-    operations, chains, reads = 0.0, dict[Scalar, float](), dict[Scalar, Read]()
+    operations, indices, chains, reads = 0.0, 0.0, dict[Scalar, float](), dict[Scalar, Read]()
 
     def visit(e: Scalar) -> float:
-        nonlocal operations
+        nonlocal operations, indices
         if e in chains:
             return chains[e]
         chains[e] = 0.0
@@ -72,12 +75,15 @@ def evaluated(
             return chains[e]
         below = max((visit(a) for a in e.args), default=0.0)
         own = instructions(e) if inner(e) else 0
+        if not _reads(e):
+            indices += own
+            return 0.0
         operations += own
         chains[e] = below + own
         return chains[e]
 
     longest = max((visit(b) for b in bodies), default=0.0)
-    return Body(operations, longest, tuple(reads.values()))
+    return Body(operations, longest, tuple(reads.values()), indices)
 
 
 def _reads(e: Scalar) -> bool:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 from rlx.cost.time.bodies import evaluated
 from rlx.cost.time.owners import Share
 from rlx.cost.time.products import AHEAD, tiles_for
-from rlx.cost.time.work import Setting, Work
+from rlx.cost.time.reads import LINE_BYTES
+from rlx.cost.time.work import Setting, Traffic, Work
 from rlx.kernel.nests import ConvNest
 from rlx.kernel.panels import groups_of
 from rlx.records import dataclass
 
+HEAVY_WEIGHTS = 8  # times the elements of an image from which threads share channels of Winograd's sums
 PANEL_VECTORS = 2  # of output channels in a tile
 TRANSFORMS = {2: (32, 24), 4: (180, 130)}  # operations of a tile of F(m, 3), per vector: of inputs, of sums
 TO_PLANES = 6  # operations per vector of sums that are transposed
 COPIED, GATHERED = 2, 8  # loads and stores per vector of lines that are packed: blocked, planar
 BORDER = 1.5  # loads per element of a window that meets an edge
 STRIP = 8  # tiles of pixels that meet a panel of weights while it is near
-LINE_SUMS = 24  # of a tile of planar images
+LINE_SUMS, MOST_VECTORS = 24, 8  # of a tile of planar images
+WRITTEN_OUT = 25  # elements of a window of one channel for which several lines are a tile
+AHEAD_OF_TILE = 448  # instructions that a core looks ahead
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,10 @@ def conv_work(nest: ConvNest, at: Setting) -> Work:
         for r in first.reads:
             work.read(r.operand, r.footprint(image, at.nbytes[r.operand]), read)
     kind, attrs = nest.w_layout or (None, ())
-    every = at.target.prices.cores if kind == "unpack_winograd" else 1  # each thread reads all weights
-    work.read(nest.w, at.nbytes[nest.w] * every, Share())
     if kind == "unpack_winograd":
-        _winograd(work, shape, dict(attrs)["m"], at, end_ps)
+        _winograd(
+            work, shape, dict(attrs)["m"], at, end_ps, nest.w, shared=bool(read.step) or shape.images > 1
+        )
     elif kind == "read_as" and groups_of(dict(attrs)["layout"]) != shape.groups:
         _depthwise(work, shape, at, end_ps)
     elif kind is not None:
@@ -105,6 +108,8 @@ def conv_work(nest: ConvNest, at: Setting) -> Work:
         _pixels(work, shape, at, end_ps)
     else:
         _planar(work, shape, at, end_ps)
+    if kind != "unpack_winograd":
+        work.read(nest.w, at.nbytes[nest.w], Share())
     work.end(at, end.reads, out, len(nest.stores), written)
     return work
 
@@ -120,7 +125,10 @@ def _shares(nest: ConvNest, shape: _Shape, at: Setting) -> tuple[Share, Share]:
         return Share(1, shape.images).of(source), Share(1, shape.images).of(whole)
     if shape.per_in == 1 and shape.groups > 1:  # every channel by itself
         return Share(1, blocks_in).of(source), Share(1, blocks_out).of(whole)
-    if shape.depth * written * 4 > source and nest.prologue is None:
+    elements, weights = prod(map(at.size, nest.form.x)), shape.depth * written
+    if nest.w_layout is not None and nest.w_layout[0] == "unpack_winograd":
+        weights = at.nbytes[nest.w] // at.itemsizes[nest.w] // HEAVY_WEIGHTS
+    if weights > elements:
         return Share(), Share(1, blocks_out).of(whole)
     lines = shape.pixels[0]
     return Share(1, lines).of(source // blocks_in), Share(1, lines).of(whole // blocks_out)
@@ -151,18 +159,30 @@ def _direct(work: Work, nest: ConvNest, shape: _Shape, at: Setting, end_ps: floa
     work.units = max(shape.images * (tiles_of_image if shape.single else lines), panels)
 
 
-def _winograd(work: Work, shape: _Shape, m: int, at: Setting, end_ps: float) -> None:
-    """Tiles are transformed, multiplied point by point, and transformed back."""
+def _winograd(
+    work: Work, shape: _Shape, m: int, at: Setting, end_ps: float, weights: int, shared: bool
+) -> None:
+    """Strips of tiles are transformed, multiplied point by point, and transformed back, one after the other.
+    Every strip meets all weights, which are read by every thread if threads have strips of their own, and
+    once if they have output channels."""
     rates, (*planes, high, wide), points = at.rates, shape.pixels, (m + 2) ** 2
-    count = shape.images * prod(planes) * -(-high // m) * -(-wide // m)
-    tiles = tiles_for("f32", at.target, _pixels_of_tile(at), PANEL_VECTORS)
+    count, pixels = shape.images * prod(planes) * -(-high // m) * -(-wide // m), _pixels_of_tile(at)
+    tiles = tiles_for("f32", at.target, pixels, PANEL_VECTORS)
     inputs = shape.per_in * prod(shape.window[:-2])  # planes of a window are further channels
     work.compute_ps += points * tiles.product_ps(rates, count, shape.per_out, inputs, rates.load_ps)
     before, after = (operations * rates.op_ps for operations in TRANSFORMS[m])
     blocks_in, blocks_out = -(-inputs // at.lanes), -(-shape.per_out // at.lanes)
     work.compute_ps += count * (blocks_in * before + blocks_out * (after + m * m * end_ps))
-    work.add_inner("l2", 2 * 4 * count * points * (inputs + shape.per_out))
-    work.units = count
+    work.compute_ps += 1000 * 2 * 4 * count * points * (inputs + shape.per_out) / rates.l2_rate
+    cores, nbytes = at.target.prices.cores, at.nbytes[weights]
+    most = max(at.target.l2_bytes // (4 * points * (inputs + shape.per_out)) // pixels, 2) * pixels
+    strips, first = -(-count // most), 1
+    if shared:
+        strips, first = min(-(-strips // cores) * cores, count), min(cores, count)
+    work.traffic.append(Traffic(weights, first * nbytes, waits=True))
+    again = rates.l2_rate if nbytes <= at.target.l2_bytes // 2 else rates.l3_rate
+    work.compute_ps += 1000 * (strips - first) * nbytes / again
+    work.units = strips if shared else max(-(-shape.per_out // (PANEL_VECTORS * at.lanes)), 1)
 
 
 def _depthwise(work: Work, shape: _Shape, at: Setting, end_ps: float) -> None:
@@ -192,14 +212,37 @@ def _pixels(work: Work, shape: _Shape, at: Setting, end_ps: float) -> None:
 
 
 def _planar(work: Work, shape: _Shape, at: Setting, end_ps: float) -> None:
-    """Pixels of a line in lanes, some channels at once."""
-    rates, line = at.rates, -(-shape.pixels[-1] // at.lanes)
-    rows = min(8 if at.target.registers >= 32 else 4, shape.per_out)
-    vectors = max(min(LINE_SUMS // rows, line), 1)
-    tiles = replace(tiles_for("f32", at.target), rows=rows, vectors=vectors)
-    lines = shape.images * prod(shape.pixels[:-1])
-    count = lines * shape.groups * shape.per_out / rows * -(-line // vectors)
-    tile = shape.depth * tiles.step_ps(rates, rows, vectors) + rates.call_ps + rows * vectors * end_ps
-    work.compute_ps += count * tile
-    work.compute_ps += shape.elements / at.lanes * COPIED * rates.load_ps * shape.strides[-1]
-    work.units = max(shape.images * shape.groups, lines)
+    """Pixels of a line in lanes, some channels at once. Lines that windows reach are copied to scratch, band
+    by band, and loaded once for each element of a window: such loads cross lines of the cache."""
+    rates, line, stride = at.rates, -(-shape.pixels[-1] // at.lanes), shape.strides[-1]
+    many = at.target.registers >= 32
+    by_lines = shape.per_in == shape.per_out == 1 and shape.taps <= WRITTEN_OUT
+    rows = 4 if by_lines else min(8 if many else 4, shape.per_out)
+    vectors = max(
+        min((LINE_SUMS if many else LINE_SUMS // 2) // rows, line, 4 if by_lines else MOST_VECTORS), 1
+    )
+    high = shape.pixels[-2] if len(shape.pixels) > 1 else 1
+    reach, down = (shape.window[-2], shape.strides[-2]) if len(shape.pixels) > 1 else (1, 1)
+    planes = shape.images * shape.groups * prod(shape.pixels[:-2])
+    copied = 4 * shape.per_in * prod(shape.window[:-2]) * (shape.pixels[-1] * stride + vectors * at.lanes)
+    height = max(at.target.l1_bytes // 2 // copied - reach, 0) // down + 1
+    bands = -(-high // height)
+    if planes < at.target.prices.cores:
+        bands = -(-bands // at.target.prices.cores) * at.target.prices.cores
+    height = -(-high // bands)
+    bands = -(-high // height)
+    held = copied * ((height - 1) * down + reach)
+    work.compute_ps += planes * bands * held / 4 / at.lanes * COPIED * rates.load_ps * stride
+    lines = planes * high
+    loads = vectors * (1 + at.lanes * 4 / LINE_BYTES) * (reach / (rows + reach) if by_lines else 1.0)
+    sums = rows * vectors
+    beside = max(AHEAD_OF_TILE / (shape.depth * (sums + vectors)), 1.0)  # tiles that the core looks ahead
+    step = max(
+        sums * rates.fma_ps, (loads + (0 if by_lines else rows)) * rates.fma_ps, rates.chain_ps / beside
+    )
+    count = lines * shape.per_out / rows * -(-line // vectors)
+    work.compute_ps += count * (shape.depth * step + rates.call_ps + sums * end_ps)
+    if held > at.target.l1_bytes:  # a tile brings its part of all lines nearer
+        part = 4 * shape.depth // shape.window[-1] * (vectors * at.lanes + shape.window[-1])
+        work.add_inner("l2", count * part)
+    work.units = planes * bands

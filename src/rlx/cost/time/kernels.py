@@ -18,7 +18,7 @@ from rlx.cost.operations import kernel_work
 from rlx.cost.time.convs import conv_work
 from rlx.cost.time.nests import nest_work
 from rlx.cost.time.others import opaque_work, transform_work
-from rlx.cost.time.owners import Box, Owners
+from rlx.cost.time.owners import Box, Owners, Share
 from rlx.cost.time.products import attention_work, contract_work
 from rlx.cost.time.work import Setting, Work, kernel_ps
 from rlx.ir.dim import Dim, evaluate, symbols
@@ -41,7 +41,7 @@ from rlx.kernel.views import view_layouts
 from rlx.target.cpu import Target
 from rlx.target.prices import SMALL_PS
 
-KEPT = 16  # times the size of its L2: bytes that a core moves before others have no trouble with its lines
+KEPT = 2  # times the size of L3: bytes that cores move before none of them has a line any more
 
 Places = Mapping[int, tuple[str, int]]
 """Value -> its space and its first byte there, for values between kernels."""
@@ -96,7 +96,7 @@ class Clock:
         (work, roots), rates = self._work(node), self.target.rates
         alone = self.size(kernel_work(node, self.target.prices)) < SMALL_PS
         threads = 1 if alone else self.target.prices.cores
-        levels, foreign = list[dict[str, float]](), 0.0
+        levels, foreign = list[dict[str, float]](), np.zeros(threads)
         for t in work.traffic:
             written, root = t.operand >= len(node.operands), roots[t.operand]
             start = self.places.get(root)
@@ -104,16 +104,36 @@ class Clock:
                 levels.append(self._levels(np.array([self._age(root)]), threads))
                 continue
             value = self.graph.nodes[root] if written else node.operands[t.operand]
-            box, kept = self._box(value, t.box, start[1]), KEPT * self.target.l2_bytes
+            box, kept = self._box(value, t.box, start[1]), KEPT * self.target.l3_bytes
             sharing = min(threads, max(work.units, 1))
             met = self.owners.touch(start[0], box, t.share, sharing, written, self._moved, kept)
-            foreign += min(met.foreign, t.nbytes) / (rates.taken_rate if written else rates.fetched_rate)
+            foreign[:sharing] += 1000 * np.minimum(met.fetched, t.nbytes) / rates.fetched_rate
+            foreign[:sharing] += 1000 * np.minimum(met.taken, t.nbytes) / rates.taken_rate
             levels.append(self._levels(met.ages + t.nbytes, threads))
         self._moved += sum(t.nbytes for t in work.traffic)
         for t in work.traffic:
             self._touched[roots[t.operand]] = self._moved
-        far = foreign or any("memory" in found for found in levels)
-        return round(kernel_ps(rates, work, levels, threads, 1000 * foreign + (rates.far_ps if far else 0)))
+        waits = float(foreign.max())
+        if waits:
+            waits += rates.core_ps
+        elif any("memory" in found for found in levels):
+            waits = rates.far_ps
+        return round(kernel_ps(rates, work, levels, threads, waits))
+
+    def loop(self, node: Node) -> None:
+        """A loop over bodies runs: every thread reads what it is given, and they share columns of results."""
+        threads, kept = self.target.prices.cores, KEPT * self.target.l3_bytes
+        own = self._results.get(node.id, {})
+        results = [self.graph.nodes[own.get(i, node.id)] for i in range(len(tensor_types(node.type)))]
+        for number, value in enumerate((*node.operands, *results)):
+            written, root = number >= len(node.operands), self._root(value)
+            start, item = self.places.get(root), value.dtype.itemsize
+            if start is not None:
+                share = Share(item, self.size(value.shape[-1])) if written and value.shape else Share()
+                box = self._box(value, None, start[1])
+                self.owners.touch(start[0], box, share, threads, written, self._moved, kept)
+            self._moved += prod(map(self.size, value.shape)) * item
+            self._touched[root] = self._moved
 
     # -- what a kernel does
 

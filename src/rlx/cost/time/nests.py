@@ -132,7 +132,7 @@ def _add_traffic(work: Work, flat: _Flat, at: Setting, lane: int, in_blocks: boo
         for read in reads:
             whole = at.nbytes[read.operand]
             moved, box = float(read.footprint(space[: len(read.steps)], whole)), _box(read, space)
-            strided, share = _strided(read, space, lane), _share(read, space)
+            strided, share = _strided(read, space, lane), _share(read, space, whole)
             had = found.get(read.operand)
             if had is not None:
                 moved, box, strided = min(had.nbytes + moved, float(whole)), None, strided or had.strided
@@ -144,11 +144,16 @@ def _add_traffic(work: Work, flat: _Flat, at: Setting, lane: int, in_blocks: boo
         work.traffic += found.values()
 
 
-def _share(read: Read, space: Sequence[int]) -> Share:
-    """How threads share an operand: they take ranges of the first axis."""
+def _share(read: Read, space: Sequence[int], nbytes: int) -> Share:
+    """How threads share an operand: they take ranges of the first axis. Along quotients and remainders it
+    goes on about evenly; of a concatenation a load has its part."""
     first = next((a for a, n in enumerate(space) if n > 1), 0)
-    step = read.steps[first] if first < len(read.steps) else 0
-    return Share(abs(step) * read.itemsize, space[first]) if step else Share()
+    step, extent = read.steps[first] if first < len(read.steps) else 0, space[first]
+    if step is None and not read.from_data:
+        step = max(round(nbytes / (extent * read.part * read.itemsize)), 1)
+    if not step:
+        return Share()
+    return Share(abs(step) * read.itemsize, extent, max(-read.start // abs(step), 0) if read.guarded else 0)
 
 
 def _box(read: Read, space: Sequence[int]) -> Box | None:
@@ -255,7 +260,22 @@ def _flattened(nest: Nest, at: Setting) -> _Flat:
     widest = max((e.dtype.itemsize for b in everything for e in b.walk() if e.dtype.is_float), default=4)
     lanes = at.target.vector_bytes // (8 if widest == 8 else 4)
     static = [isinstance(d, int) for d in nest.space]
-    return _collapsed(space, nest.outer, lanes, passes, ends, static)
+    return _collapsed(space, nest.outer, lanes, passes, ends, static, _used_apart(everything))
+
+
+def _used_apart(bodies: Sequence[Scalar]) -> set[int]:
+    """Axes that occur outside of plain loads: code does not merge them with others."""
+    found, seen, stack = set[int](), set[Scalar](), list(bodies)
+    while stack:
+        e = stack.pop()
+        if e in seen:
+            continue
+        seen.add(e)
+        if e.prim == "axis":
+            found.add(e.data)
+        if e.prim != "load":
+            stack.extend(e.args)
+    return found
 
 
 def _are_moments(nest: Nest, number: int) -> bool:
@@ -294,17 +314,19 @@ def _collapsed(
     passes: Sequence[_Pass],
     ends: Sequence[Read],
     static: Sequence[bool],
+    apart: Collection[int],
 ) -> _Flat:
-    """Axes of size 1 vanish, and neighbours merge that all accesses pass through as one."""
+    """Axes of size 1 vanish, unless only the run knows their size, and neighbours merge that all accesses
+    pass through as one."""
     rank = len(space)
     all_reads = [r for p in passes for r in (*p.body.reads, *p.stores)]
     full = [*(r.steps for r in all_reads), *((*r.steps, *(0,) * (rank - len(r.steps))) for r in ends)]
-    axes = [a for a in range(rank) if space[a] != 1]
+    axes = [a for a in range(rank) if space[a] != 1 or not static[a]]
     sizes = {a: space[a] for a in axes}
     at = len(axes) - 2
     while at >= 0:
         low, high = axes[at], axes[at + 1]
-        same = (low < outer) == (high < outer)
+        same = (low < outer) == (high < outer) and low not in apart and high not in apart
         if same and all(_follow(s[low], s[high], sizes[high]) for s in full):
             sizes[high] *= sizes[low]
             del axes[at]

@@ -8,10 +8,11 @@ from rlx.cost.time.bodies import evaluated
 from rlx.cost.time.owners import Share
 from rlx.cost.time.reads import LINE_BYTES
 from rlx.cost.time.work import ANY_SHARE, Setting, Work
-from rlx.kernel.form import Cumulate, Scatter, Sort
+from rlx.kernel.form import Cumulate, Scatter, Sort, Template
 from rlx.kernel.nests import Opaque, TransformNest
 
 BUTTERFLY = 4.0  # operations per element and level of a Fourier transform
+PIECE = 32  # elements of a row of gathered columns that a thread takes at a time
 COMPARED = 2.0  # elements that a step of a sort moves
 
 
@@ -45,6 +46,8 @@ def opaque_work(kernel: Opaque, at: Setting) -> Work:
         for operand in (form.base, at.operands):
             work.read(operand, at.nbytes[operand], Share())
         return work
+    if isinstance(form, Template) and form.kind == "gather_stored":
+        return _gathered(at)
     for operand, nbytes in enumerate(at.nbytes):
         work.read(operand, nbytes, Share())
     if isinstance(form, Sort):
@@ -60,4 +63,16 @@ def opaque_work(kernel: Opaque, at: Setting) -> Work:
     else:  # an instruction for each element
         work.compute_ps = sum(n / item for n, item in zip(at.nbytes, at.itemsizes, strict=True)) * rates.op_ps
         work.units = ANY_SHARE
+    return work
+
+
+def _gathered(at: Setting) -> Work:
+    """Columns of panels as rows: every element is in a cache line of its own."""
+    indices, rows = 1, at.operands
+    elements = at.nbytes[rows] // at.itemsizes[rows]
+    work = Work(elements * at.rates.gather_ps, max(elements // PIECE, 1))
+    lines = min(elements * LINE_BYTES, at.nbytes[0])
+    work.read(0, lines, Share())
+    work.read(indices, at.nbytes[indices], Share())
+    work.read(rows, at.nbytes[rows], Share(PIECE * at.itemsizes[rows], max(elements // PIECE, 1)))
     return work

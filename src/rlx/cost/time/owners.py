@@ -1,7 +1,8 @@
 """Which core's caches hold what: lines that another core wrote, or still has, take long to come.
 
-Memory is looked at in grains. A read of a grain that another core wrote last fetches it from there; a write
-first takes it away from every core that has it. What a core touched before is its own.
+Memory is looked at in grains. What another core has, a core fetches from there. Lines that the other one has
+changed go with all rights: who reads them may write them at once, and the other one has them no more. Lines
+that several have read are copies: a write takes them away from the others, which takes five times as long.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from rlx.records import dataclass
 
 GRAIN = 256  # bytes
 MOST_RUNS = 1 << 18  # of a value that are looked at one by one
-NOBODY = -1
 ALL = 255  # threads, as bits
 
 
 @dataclass(frozen=True)
 class Share:
     """How threads share the bytes that a kernel touches of a value: along an axis that goes `step` bytes
-    further `extent` times; a step of 0 means that every thread touches all of them."""
+    further `extent` times, the value's first byte being at index `first`; a step of 0 means that every thread
+    touches all of them."""
 
     step: int = 0
     extent: int = 1
+    first: int = 0
 
     def of(self, nbytes: int) -> Share:
         """The same along the first axis of a value of so many bytes."""
@@ -69,27 +71,28 @@ class Box:
 
 @dataclass(frozen=True)
 class Touched:
-    """What a kernel met: bytes that the thread waits for that fetches most from others, and how many bytes
-    were moved since each grain was touched before."""
+    """What a kernel met, in bytes by thread: what it fetches from others, and what it takes from those that
+    have read it. `ages` says how many bytes were moved since each grain was touched before."""
 
-    foreign: float
+    fetched: np.ndarray
+    taken: np.ndarray
     ages: np.ndarray
 
 
 class Owners:
-    """Who wrote every grain of memory last, and who has a copy of it.
+    """Which cores have each grain of memory, and whether the one that has it alone has changed it.
 
     >>> owners, row = Owners(), Box(0, (2, 256), (1024, 4), 4)
     >>> half = Share(1024, 2)  # a row for each of two threads
-    >>> owners.touch("a", row, half, 2, True, 0, 1e6).foreign
-    0.0
-    >>> owners.touch("a", row, Share(4, 256), 2, False, 0, 1e6).foreign  # half of every row
-    512.0
+    >>> owners.touch("a", row, half, 2, True, 0, 1e6).fetched.tolist()
+    [0.0, 0.0]
+    >>> owners.touch("a", row, Share(4, 256), 2, False, 0, 1e6).fetched.tolist()  # half of every row
+    [512.0, 512.0]
     """
 
     def __init__(self) -> None:
-        self._writers: dict[str, np.ndarray] = {}
-        self._copies: dict[str, np.ndarray] = {}
+        self._copies: dict[str, np.ndarray] = {}  # a bit for each core
+        self._changed: dict[str, np.ndarray] = {}
         self._times: dict[str, np.ndarray] = {}
 
     def touch(
@@ -100,46 +103,45 @@ class Owners:
         """
         grains = place.grains()
         if not len(grains):
-            return Touched(0.0, np.zeros(1))
+            return Touched(np.zeros(threads), np.zeros(threads), np.zeros(1))
         self._reserve(space, int(grains[-1]) + 1)
-        writers, copies = self._writers[space], self._copies[space]
-        times = self._times[space]
+        copies, times = self._copies[space], self._times[space]
         number = self._threads_at(grains * GRAIN - place.offset, share, threads, place.end)
-        worst = 0
+        if number is None and written:
+            number = np.zeros(len(grains), np.int64)  # the first thread does it alone
+        near = times[grains] > now - kept
+        had, changed = np.where(near, copies[grains], 0), near & self._changed[space][grains]
+        fetched, taken, has = np.zeros(threads), np.zeros(threads), np.zeros_like(had)
         for thread in range(threads):
-            mine = grains if number is None else grains[number == thread]
-            had, bit = copies[mine], 1 << thread
-            near = times[mine] > now - kept
-            apart = near & (writers[mine] != NOBODY) & (writers[mine] != thread)
-            foreign = apart | (near & ((had & (ALL - bit)) != 0)) if written else apart & ((had & bit) == 0)
-            worst = max(worst, int(foreign.sum()))
-            if written:
-                writers[mine], copies[mine] = thread, bit
-            elif number is None:
-                copies[mine] = had | bit
-            else:  # who alone reads what another core has changed, has it from then on
-                writers[mine[apart]] = thread
-                copies[mine] = np.where(apart, bit, had | bit)
+            bit = 1 << thread
+            mine = np.full(len(grains), True) if number is None else number == thread
+            foreign, own = mine & ((had & (ALL - bit)) != 0), (had & bit) != 0
+            shared = foreign & ~changed if written else np.zeros_like(mine)
+            fetched[thread] = GRAIN * (foreign & ~own & ~shared).sum()
+            taken[thread] = GRAIN * shared.sum()
+            has[mine] |= bit
+        moved = changed & ((has & ~had) != 0)  # who reads what another one has changed, has it alone
+        copies[grains] = has if written else np.where(moved, has, had | has)
+        self._changed[space][grains] = True if written else changed & ~moved
         ages = now - times[grains]
         times[grains] = now
-        return Touched(float(worst * GRAIN), ages)
+        return Touched(fetched, taken, ages)
 
     def _reserve(self, space: str, grains: int) -> None:
-        had = self._writers.get(space)
+        had = self._copies.get(space)
         if had is None or len(had) < grains:
             size = max(grains, 2 * len(had) if had is not None else 0)
-            writers, copies = np.full(size, NOBODY, np.int8), np.zeros(size, np.uint8)
-            times = np.full(size, -np.inf)
+            copies, changed, times = np.zeros(size, np.uint8), np.zeros(size, bool), np.full(size, -np.inf)
             if had is not None:
-                writers[: len(had)], copies[: len(had)] = had, self._copies[space]
+                copies[: len(had)], changed[: len(had)] = had, self._changed[space]
                 times[: len(had)] = self._times[space]
-            self._writers[space], self._copies[space], self._times[space] = writers, copies, times
+            self._copies[space], self._changed[space], self._times[space] = copies, changed, times
 
     def _threads_at(self, offsets: np.ndarray, share: Share, threads: int, end: int) -> np.ndarray | None:
         """The thread that touches each grain; None if every thread touches all."""
         if threads == 1 or not share.step:
             return None
         last = np.clip(offsets + (GRAIN - 1), 0, max(end - 1, 0))  # whoever writes last, has the grain
-        place = last // share.step % max(share.extent, 1)
+        place = (last // share.step + share.first) % max(share.extent, 1)
         found: np.ndarray = place * threads // max(share.extent, 1)
         return found

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from rlx.cost.time.bodies import evaluated
-from rlx.cost.time.nests import nest_work
+from rlx.cost.time.bodies import Body, evaluated
+from rlx.cost.time.nests import TRANSPOSED, nest_work
 from rlx.cost.time.owners import Share
 from rlx.cost.time.reads import read_of
 from rlx.cost.time.work import Setting, Work
@@ -22,6 +22,7 @@ CHAINS = 8  # sums that must run side by side to hide the latency of additions
 PACKED_TILES = 4  # row tiles from which a right operand is packed before it is read
 DECODED = 4  # operations per vector of codes that are decoded for a product
 FEW_ROWS = 4  # that are multiplied while codes are decoded
+LEAST_TILES = 4  # row tiles of a thread
 FEW_QUERIES = 4  # that have a kernel of their own
 KEYS = 128  # of a block of scores
 SCORE_OPERATIONS = 16  # of softmax, per vector of scores: scale, maximum, exponential, sum
@@ -103,12 +104,12 @@ def contract_work(nest: ContractNest, at: Setting) -> Work:
     tiles, space = tiles_for(dtype, target), [at.size(d) for d in nest.space]
     if layout == "unpack_quads" and not target.has_vnni:
         tiles = replace(tiles, group=4, operations=2 * tiles.operations)
-    if layout == "unpack_sparse":  # a value and its place each
-        p = replace(p, k=max(at.nbytes[rhs] // (8 * p.n), 1))
     kept = space[: nest.kept]
     end = evaluated(at, [s.body for s in nest.stores], kept)
     end_ps = end.vector_ps(rates, tiles.lanes, len(kept) - 1, len(nest.stores), AHEAD)
     work, row_tiles = Work(), -(-p.m // tiles.rows)
+    if nest.rhs_layout is not None and layout == "unpack_sparse":
+        return _sparse_work(nest, p, dict(nest.rhs_layout[1])["room"], at, end)
     work.compute_ps = p.batch * tiles.product_ps(rates, p.m, p.n, p.k, end_ps)
     if layout == "dequantize_groups":
         decoded = p.k * p.n / tiles.lanes * rates.op_ps
@@ -120,9 +121,7 @@ def contract_work(nest: ContractNest, at: Setting) -> Work:
         near = 2 * p.k * tiles.vectors * tiles.lanes * item <= target.l1_bytes
         work.add_inner("l1" if near else "l2", p.batch * row_tiles * p.k * p.n * item)
     work.units = p.batch * row_tiles * -(-p.n // (tiles.vectors * tiles.lanes))
-    # Threads share columns, or rows where every core has room for all weights.
-    few = nest.has_prologue or p.k * p.n * item <= target.l2_bytes // 4
-    by_rows = layout in ("read_as", "unpack_quads") and few and row_tiles > 1
+    by_rows = _threads_share_rows(nest, p, row_tiles, at)
     rows = Share() if p.batch == 1 and not by_rows else Share(1, p.m if p.batch == 1 else p.batch)
     if nest.has_prologue:
         first = evaluated(at, [nest.lhs], space)
@@ -137,6 +136,33 @@ def contract_work(nest: ContractNest, at: Setting) -> Work:
     own = rows.of(at.nbytes[at.operands]) if rows.step else Share(at.itemsizes[at.operands], p.n)
     work.end(at, [r for r in end.reads if r.operand != rhs], kept, len(nest.stores), own)
     return work
+
+
+def _sparse_work(nest: ContractNest, p: _Product, stored: int, at: Setting, end: Body) -> Work:
+    """Lanes are rows, which are turned and looked through for NaN; then each column adds its few elements."""
+    rates, lanes, space = at.rates, at.lanes, [at.size(d) for d in nest.space]
+    kept, groups = space[: nest.kept], -(-p.batch * p.m // lanes)
+    rows = evaluated(at, [nest.lhs], space)
+    turned = rows.vector_ps(rates, lanes, len(space) - 1) + TRANSPOSED * rates.op_ps + rates.chain_ps
+    column = rates.loop_ps + end.vector_ps(rates, lanes, len(kept) - 1, len(nest.stores), AHEAD)
+    work = Work(groups * (p.k * turned + stored * 2 * rates.load_ps + p.n * column), groups)
+    for r in rows.reads:
+        work.read(r.operand, r.footprint(space, at.nbytes[r.operand]), Share(1, p.m).of(at.nbytes[r.operand]))
+    work.read(nest.rhs.data, at.nbytes[nest.rhs.data], Share())
+    work.end(at, end.reads, kept, len(nest.stores), Share(1, p.m).of(at.nbytes[at.operands]))
+    return work
+
+
+def _threads_share_rows(nest: ContractNest, p: _Product, row_tiles: int, at: Setting) -> bool:
+    """Whether threads share rows, not columns: each has enough of them, and every core has room for all
+    weights, or reading them is less than reading all rows."""
+    threads, item = at.target.prices.cores, nest.rhs.dtype.itemsize
+    if row_tiles < threads * LEAST_TILES:
+        return False
+    packed = nest.rhs_layout is not None and nest.rhs_layout[0] in ("read_as", "unpack_quads")
+    if nest.has_prologue or (packed and p.k * p.n * item <= at.target.l2_bytes // 4):
+        return True
+    return p.m * nest.lhs.dtype.itemsize > p.n * item
 
 
 def attention_work(nest: AttentionNest, at: Setting) -> Work:

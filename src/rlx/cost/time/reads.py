@@ -15,7 +15,7 @@ from rlx.records import dataclass
 Size = Callable[[Dim], int]
 """Gives sizes at known values of their symbols."""
 LINE_BYTES = 64
-TRIED = 64  # neighbours along an axis that are looked at
+TRIED, SPREAD = 128, 16  # neighbours along an axis that are looked at: at its start, and everywhere
 GUARDED = 256  # points at which a guard is looked at
 BY_CONSTANT, DIVISION = 12.0, 60.0  # operations of an integer division in one lane
 
@@ -58,6 +58,7 @@ class Read:
     scattered: tuple[bool, ...] = ()
     part: float = 1.0
     start: int = 0  # elements before the first
+    from_data: bool = False  # whether data say where
 
     def is_scattered(self, axis: int) -> bool:
         """Whether lanes along an axis compute indices of their own."""
@@ -115,7 +116,9 @@ def read_of(load: Scalar, strides: Sequence[int], space: Sequence[int], size: Si
         operations = sum(_index_cost(e) for i, _ in loose for e in i.walk())
         zero = [np.zeros(1, np.int64)] * rank
         start += sum(int(np.ravel(_value(i, zero, size, {}))[0]) * stride for i, stride in loose)
-    return Read(load.data, load.dtype.itemsize, tuple(steps), guarded, operations, scattered, part, start)
+    from_data = any(e.prim in LOADS for i, _ in loose for e in i.walk())
+    item = load.dtype.itemsize
+    return Read(load.data, item, tuple(steps), guarded, operations, scattered, part, start, from_data)
 
 
 def _decided(parts: Iterable[tuple[Scalar, int]], at: Sequence[np.ndarray], size: Size) -> bool:
@@ -176,7 +179,8 @@ def _probed(parts: Iterable[tuple[Scalar, int]], space: Sequence[int], size: Siz
         if extent < 2:
             out.append(0)
             continue
-        places = np.unique(np.linspace(0, extent - 2, min(TRIED, extent - 1)).astype(np.int64))
+        spread = np.linspace(0, extent - 2, SPREAD).astype(np.int64)
+        places = np.unique(np.concatenate([np.arange(min(TRIED, extent - 1)), spread]))
         points = []
         for offset in (0, 1):
             at = [np.repeat(s[:, None], len(places), 1) for s in starts]

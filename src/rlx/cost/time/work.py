@@ -49,6 +49,7 @@ class Traffic:
     strided: bool = False
     share: Share = Share()
     box: Box | None = None  # the part of the operand that is touched; None: all of it
+    waits: bool = False  # whether nothing is computed meanwhile
 
 
 @dataclass
@@ -105,13 +106,17 @@ def kernel_ps(
     time in which a core gets what another one has.
     """
     share = work.speedup(threads)
-    bytes_at = dict(work.inner)
+    bytes_at, waiting = dict(work.inner), 0.0
     for traffic, found in zip(work.traffic, levels, strict=True):
         for cache, part in found.items():
             factor = rates.strided if traffic.strided and cache != "l1" else 1.0
-            bytes_at[cache] = bytes_at.get(cache, 0.0) + traffic.nbytes * part * factor
+            nbytes = traffic.nbytes * part * factor
+            if traffic.waits:
+                waiting += level_ps(rates, cache, nbytes, share)
+            else:
+                bytes_at[cache] = bytes_at.get(cache, 0.0) + nbytes
     moving = (level_ps(rates, cache, nbytes, share) for cache, nbytes in bytes_at.items())
-    return rates.launch_ps + slowest([work.compute_ps / share, foreign_ps, *moving])
+    return rates.launch_ps + slowest([work.compute_ps / share + waiting, foreign_ps, *moving])
 
 
 def slowest(times: Sequence[float]) -> float:
