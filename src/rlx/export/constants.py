@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-MOST = 4  # different constants of a block that engines have registers for, beside its values
+MOST = 4  # different constants of a block that engines have registers for, next to its values
 
 _USES = re.compile(r"\s+%\S+ = (?:fadd|fsub|fmul|fdiv|add|sub|and|or|xor|select|fcmp) ")
 _VECTOR = re.compile(r"<(\d+) x (?!i1>)(\w+)>")
