@@ -507,3 +507,23 @@ def test_axes_that_share_a_name_by_mistake_are_named_apart() -> None:
     assert "shapes={'at': ['B', 'W here']}" in str(refused.value)
     out = rlx.compile(rlx.from_onnx(model, shapes={"at": ["B", "W here"]})).run(feeds)
     assert out["z"].tolist() == [[-1, -1]]
+
+
+# -- padding
+
+
+@pytest.mark.parametrize("value", [0, 1.5, 2 - 3j])
+def test_padding_of_complex_numbers(value: complex) -> None:
+    """A fill that is a complex number, real or not."""
+    fill = numpy_helper.from_array(np.array(value, np.complex64), "fill")
+    pads = numpy_helper.from_array(np.array([1, 2]), "pads")
+    info = [
+        helper.make_tensor_value_info(n, TensorProto.COMPLEX64, shape)
+        for n, shape in (("x", [2]), ("y", [5]))
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("Pad", ["x", "pads", "fill"], ["y"])], "g", info[:1], info[1:], [pads, fill]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    x = np.array([1 + 2j, 3 - 1j], np.complex64)
+    np.testing.assert_array_equal(run(model, x=x)[0], np.pad(x, (1, 2), constant_values=value))

@@ -211,8 +211,15 @@ def pad(n: Call) -> Outputs:
     fill: Node | float = 0
     if n.value(2) is not None:
         known = n.known(2)
-        fill = n[2] if known is None else known.reshape(-1)[0].item() if known.size else 0
+        fill = n[2] if known is None else _number(known.reshape(-1)[0].item(), n[2]) if known.size else 0
     return padded(n, x, n.dims(1), axes, fill)
+
+
+def _number(value: complex, node: Node) -> Node | float:
+    """A known value as a real number, or as its node where it is none."""
+    if isinstance(value, complex):
+        return value.real if value.imag == 0 else node
+    return value
 
 
 def normal_ordered(axes: Sequence[int], rank: int) -> tuple[int, ...]:
