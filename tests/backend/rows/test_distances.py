@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rlx
-from machines import on_targets
+from machines import executable, on_targets
 from rlx import ops
 from rlx.api.compile import plan
 from rlx.codegen.cpu.build import build_kernels
@@ -22,7 +22,7 @@ from rlx.kernel.scalar import Scalar, axes, call, const, convert, load
 from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target, resolve, targets
 
-RUN = [resolve(name) for name in ("x86-64-v4", "x86-64-v3", "x86-64")]
+RUN = executable("x86-64-v4", "x86-64-v3", "x86-64")
 X = load(0, axes(2), F32)
 LARGEST, TOTAL = (Scalar("acc", (), F32, number) for number in (0, 1))
 POWER = call("exp_difference", X, LARGEST)
