@@ -87,7 +87,7 @@ def evaluation(body: Scalar, space: Sequence[Dim], operands: Sequence[Node], siz
                 sizes = [size(d) for d in space]
                 strides = [size(d) for d in dense_strides(operands[e.data].shape)]
                 read = read_of(e, strides, sizes, size)
-                if read.steps[-1] is None or read.is_scattered(len(sizes) - 1):
+                if read.computes_index(len(sizes) - 1):
                     gathered += read.part
                     index_operations += read.part * read.index_operations
         else:

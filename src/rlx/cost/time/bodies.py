@@ -29,18 +29,12 @@ class Body:
         `cut` says that parts of the axis have code of their own, which asks no guards."""
         loads, apart = float(stores), 0.0
         for read in self.reads:
-            step, part = read.steps[lane] if read.steps else 0, read.part if cut else 1.0
-            if step is None or read.is_scattered(lane):
-                apart += part * lanes * (rates.gather_ps + rates.index_ps * read.index_operations)
-            elif step in (0, 1, -1):
-                loads += (
-                    part
-                    * (step != 0)
-                    * (1.0 if cut or not read.guarded else 3.0)
-                    * max(read.itemsize / 4, 0.5)
-                )
-            else:
-                apart += part * lanes * rates.gather_ps
+            part = read.part if cut else 1.0
+            if read.steps and read.is_apart(lane):
+                index = read.index_operations if read.computes_index(lane) else 0.0
+                apart += part * lanes * (rates.gather_ps + rates.index_ps * index)
+            elif read.steps and read.steps[lane] != 0:
+                loads += part * (1.0 if cut or not read.guarded else 3.0) * max(read.itemsize / 4, 0.5)
         waits = max(1.0, min(self.chain / (rates.window * ahead), 4.0))
         apart += self.indices * rates.index_ps
         return max(self.operations * rates.op_ps * waits, loads * rates.load_ps) + apart

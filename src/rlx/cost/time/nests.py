@@ -84,7 +84,7 @@ def _map_work(flat: _Flat, at: Setting) -> Work:
     row_ps = rates.row_ps + flat.divided * rates.divide_ps if len(space) > 1 else 0.0
     work.compute_ps = rows * (vectors * vector + row_ps)
     work.units = rows if len(space) > 1 else vectors
-    _add_traffic(work, flat, at, lane, turned)
+    _add_traffic(work, flat, at, lane, (*flat.reads, *flat.stores) if turned else ())
     return work
 
 
@@ -93,8 +93,9 @@ def _row_work(flat: _Flat, at: Setting) -> Work:
     work, rates, lanes = Work(), at.rates, flat.lanes
     lane, rows, extent = len(flat.space) - 1, prod(flat.space[: flat.outer]), flat.space[-1]
     between = prod(flat.space[flat.outer : -1])  # loops around the one that lanes run along
-    steps = -(-extent // lanes)
-    for number, one in enumerate(flat.passes):
+    steps, turned = -(-extent // lanes), _turned_rows(flat, at.target)
+    work.compute_ps = rows * steps * len(turned) * (TRANSPOSED * rates.op_ps + 2 * rates.load_ps)
+    for number, one in enumerate(_row_passes(flat, at.target)):
         vector = one.vector_ps(rates, lanes, lane)
         if not one.stores:
             vector = max(vector, rates.chain_ps / min(ROW_CHAINS, max(steps, 1)))
@@ -105,8 +106,45 @@ def _row_work(flat: _Flat, at: Setting) -> Work:
             work.add_inner("l1" if near else "l2", rows * between * extent * 4)
     work.compute_ps += rows * rates.row_ps
     work.units = rows
-    _add_traffic(work, flat, at, lane)
+    _add_traffic(work, flat, at, lane, turned)
     return work
+
+
+def _row_passes(flat: _Flat, target: Target) -> list[_Pass]:
+    """Passes over a row as they read: copies of what is contiguous across rows, and from scratch what a pass
+    before has loaded element by element."""
+    lane, near, out = len(flat.space) - 1, set(_turned_rows(flat, target)), list[_Pass]()
+    keeps = flat.outer == lane
+    for one in flat.passes:
+        reads = tuple(_from_scratch(r, lane) if r in near else r for r in one.body.reads)
+        out.append(replace(one, body=replace(one.body, reads=reads)))
+        near |= {r for r in one.body.reads if keeps and r.itemsize >= 4 and r.is_apart(lane)}
+    return out
+
+
+def _turned_rows(flat: _Flat, target: Target) -> tuple[Read, ...]:
+    """What is contiguous across neighbouring rows: it is copied to scratch, in squares, if that fits L2."""
+    space, across = flat.space, flat.outer - 1
+    if across < 0 or flat.outer != len(space) - 1 or min(space[across:]) < flat.lanes:
+        return ()
+    found = tuple(
+        dict.fromkeys(
+            r
+            for r in flat.reads
+            if None not in r.steps
+            and not (r.guarded or any(r.scattered))
+            and r.steps[across] == 1
+            and r.steps[-1] not in (0, 1)
+        )
+    )
+    size = max((r.itemsize for r in found), default=1)
+    copied = (space[-1] * size + LINE_BYTES) * max(LINE_BYTES // size, flat.lanes) * len(found)
+    return found if copied <= target.l2_bytes // 2 else ()
+
+
+def _from_scratch(read: Read, lane: int) -> Read:
+    steps = (*read.steps[:lane], 1, *read.steps[lane + 1 :])
+    return replace(read, steps=steps, scattered=(), index_operations=0.0)
 
 
 def _column_work(flat: _Flat, at: Setting) -> Work:
@@ -124,7 +162,7 @@ def _column_work(flat: _Flat, at: Setting) -> Work:
     return work
 
 
-def _add_traffic(work: Work, flat: _Flat, at: Setting, lane: int, in_blocks: bool = False) -> None:
+def _add_traffic(work: Work, flat: _Flat, at: Setting, lane: int, in_blocks: Collection[Read] = ()) -> None:
     """Every operand once; lines that lanes leave before they are used up, as often as they are fetched."""
     space = flat.space
     for is_store, reads in ((False, flat.reads), (True, flat.stores)):
@@ -138,7 +176,7 @@ def _add_traffic(work: Work, flat: _Flat, at: Setting, lane: int, in_blocks: boo
                 moved, box, strided = min(had.nbytes + moved, float(whole)), None, strided or had.strided
                 share = had.share if had.share.step else share
             found[read.operand] = Traffic(read.operand, moved, strided, share, None if is_store else box)
-            again = None if in_blocks else _fetched_again(read, space, lane, at.target)
+            again = None if read in in_blocks else _fetched_again(read, space, lane, at.target)
             if again is not None:
                 work.add_inner(again, prod(space) * LINE_BYTES * at.rates.strided)
         work.traffic += found.values()

@@ -64,6 +64,14 @@ class Read:
         """Whether lanes along an axis compute indices of their own."""
         return bool(self.scattered) and self.scattered[axis]
 
+    def computes_index(self, axis: int) -> bool:
+        """Whether every lane along an axis finds its own element."""
+        return self.steps[axis] is None or self.is_scattered(axis)
+
+    def is_apart(self, axis: int) -> bool:
+        """Whether lanes along an axis load their elements one by one."""
+        return self.computes_index(axis) or self.steps[axis] not in (0, 1, -1)
+
     def footprint(self, space: Sequence[int], most: int | None = None) -> int:
         """Bytes of the cache lines that it touches, each counted once; `most` are the operand's own."""
         moving = [(abs(s), n) for s, n in zip(self.steps, space, strict=True) if s and n > 1]
