@@ -78,13 +78,14 @@ def test_bytes_are_turned_by_one_shuffle(dtype: str, shape: tuple[int, int], req
     assert len(found) <= 5  # of the others, none has bytes of two registers
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "i8"])
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 7, 64, 101])
-def test_padding_asks_for_all_lanes_or_none(size: int, require) -> None:  # type: ignore[no-untyped-def]
+def test_padding_asks_for_all_lanes_or_none(size: int, dtype: str, require) -> None:  # type: ignore[no-untyped-def]
     require("wasmtime")
     graph = rlx.Graph("padded")
-    padded = rlx.ops.pad(graph.input("x", ("n",), "f32"), ((2, 30),), value=1.5)
-    graph.output("y", padded * 2.0)
-    x = np.random.default_rng(3).normal(size=size).astype(np.float32)
+    padded = rlx.ops.pad(graph.input("x", ("n",), dtype), ((2, 30),), value=1)
+    graph.output("y", rlx.ops.cast(padded, "f32") * 2.0)
+    x = np.random.default_rng(3).uniform(-9, 9, size).astype(graph.nodes[0].dtype.np)
     check(graph, {"x": x}, {"n": size})
 
 

@@ -265,8 +265,9 @@ class Function(Flow):
 
     def guarded_load(self, type_: str, pointer: Value, mask: Value) -> Value:
         """A masked load of which most often all lanes exist, or none. WebAssembly has no masked loads: each
-        lane is asked for, and read, by itself. There these two cases are asked for first."""
-        if not self.module.target.web or width(type_) == 1:
+        lane is asked for, and read, by itself. There these two cases are asked for first. Floats of 16 bits
+        are widened lane by lane anyway, and LLVM cannot widen those of another block."""
+        if not self.module.target.web or width(type_) == 1 or element(type_) in ("half", "bfloat"):
             return self.masked_load(type_, pointer, mask)
         zero = constant(type_, 0)
         bits = self.bitcast(mask, f"i{mask.width}")
