@@ -291,8 +291,8 @@ def with_settings(file: Path, path: Path, change: Any) -> Path:
 BAD = {
     "config": (lambda s: s["config"].update(layers=-1), "layers is -1"),
     "layers": (lambda s: s["config"].update(layers=2), "has no tensor 'blk.1.attn_norm.weight'"),
-    "type": (lambda s: s["config"].update(width="64"), "'64' is no int"),
-    "bool": (lambda s: s["config"].update(layers=True), "True is no int"),
+    "type": (lambda s: s["config"].update(width="64"), "'64' is not of type int"),
+    "bool": (lambda s: s["config"].update(layers=True), "True is not of type int"),
     "field": (lambda s: s["config"].update(more=1), "does not have the fields of Config"),
     "missing": (lambda s: s["config"].pop("rope"), "does not have the fields of Config"),
     "rope": (lambda s: s["config"].update(rope={"base": 1}), "does not have the fields of Rope"),

@@ -99,7 +99,7 @@ def record(kind: type[T], given: object) -> T:
     Pooling(mode='max', normalised=False)
     >>> record(Pooling, {"mode": "max", "normalised": 1})
     Traceback (most recent call last):
-    ValueError: 1 is no bool
+    ValueError: 1 is not of type bool
     """
     kinds = get_type_hints(kind)
     least = {f.name for f in fields(kind) if f.default is MISSING}  # type: ignore[arg-type]
@@ -125,4 +125,4 @@ def value(kind: type[T], given: object) -> T:
         return given
     if isinstance(given, Mapping):
         return record(kind, given)
-    raise ValueError(f"{given!r:.40} is no {getattr(kind, '__name__', kind)}")
+    raise ValueError(f"{given!r:.40} is not of type {getattr(kind, '__name__', kind)}")

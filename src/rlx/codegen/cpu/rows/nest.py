@@ -268,7 +268,7 @@ class _MapNest(NestEmitter):
         """Vectors that are computed side by side.
 
         A processor looks ahead over so many instructions: these are few vectors, where each is a chain of
-        twenty that wait for each other. Stores past the caches want more of them under way, too.
+        twenty that wait for each other. Non-temporal stores are faster with more of them at once, too.
         """
         extent, least = self.nest.space[-1], 2 if self.streaming else 1
         if self.frame.module.target.web or (isinstance(extent, int) and extent < DEEP_TOGETHER * self.lanes):
