@@ -262,6 +262,14 @@ def test_a_peer_slower_than_before_is_named() -> None:
     assert not known.slow_peers(example(), "zen3-x86-64-v3")
 
 
+def test_a_machine_with_a_slower_clock_may_take_longer() -> None:
+    peer = Measured("openvino", [0.014] * 3)
+    row = Row("MiniLM b1 s128", 1, 1e9, 0.0, [peer], peaks={"flops": 289e9})
+    assert len(known.slow_peers([row], "zen5-x86-64-v4-bf16-vnni")) == 1
+    row.peaks = {"flops": 250e9}
+    assert not known.slow_peers([row], "zen5-x86-64-v4-bf16-vnni")
+
+
 @pytest.mark.usefixtures("avx2_on_avx512")
 def test_on_avx512_peers_are_limited_where_they_can_be() -> None:
     assert machine.limits("openvino") == {"ONEDNN_MAX_CPU_ISA": "AVX2"}
