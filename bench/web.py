@@ -5,6 +5,7 @@
     python bench/web.py qdq-transformer int8:128,384,1536 int8:128,384,1536,8    # weights of 7 and 8 bits
     python bench/web.py --language smollm2               # a language model, next to wllama
     python bench/web.py --only-export                    # write the files that the measurement reads
+    python bench/web.py ppocr-cls --kernels wasm32       # kernels one by one in Node, next to native ones
 
 Node (22 or later) and onnxruntime-web are taken from --packages, a folder `node_modules` of npm:
 
@@ -34,22 +35,13 @@ from rlx_bench.harness import Expected
 from rlx_bench.machine import processor
 from rlx_bench.report import markdown_table
 from rlx_bench.web.exports import write_exports
+from rlx_bench.web.kernels import HEAD as kernels_head
+from rlx_bench.web.kernels import NATIVE, kernel_times
+from rlx_bench.web.kernels import cells as kernel_cells
 from rlx_bench.web.language import LANGUAGE_HEAD, language_cells, measure_language, write_language
 from rlx_bench.web.measure import HEAD, Places, WebRow, cells, measure
 from rlx_bench.web.places import chromium
-from rlx_bench.workloads import check_name, models_named
-
-
-def specs_of(names: list[str]) -> list[str]:
-    """Workloads by the names of models, or by their own."""
-    found = []
-    for name in names:
-        if ":" in name:
-            check_name(name)
-            found.append(name)
-        else:
-            found += models_named([name]).values()
-    return found
+from rlx_bench.workloads import specs_named
 
 
 def main() -> None:
@@ -67,11 +59,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keep exports there, and use them again")
     parser.add_argument("--no-browser", action="store_true", help="measure in Node only")
     parser.add_argument("--only-export", action="store_true", help="write exports into --folder and end")
+    parser.add_argument(
+        "--kernels", metavar="TARGET", help="kernels one by one; those in loops and branches are left out"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     given = parser.parse_args()
     try:
-        specs = specs_of(given.models)
+        specs = specs_named(given.models)
     except ConfigError as error:
         parser.error(str(error))
     with ExitStack() as stack:
@@ -85,6 +80,14 @@ def main() -> None:
             return
         packages = given.packages and given.packages.resolve()
         node = str(packages / "node/bin/node") if packages else shutil.which("node")
+        if given.kernels:
+            if node is None:
+                parser.error("there is no Node: install it, or give --packages")
+            for spec in specs:
+                kernels, web, native = kernel_times(spec, given.kernels, node)
+                print_line(f"{spec} {given.kernels}: {web:.0f} us a run, {NATIVE} {native:.0f} us")
+                print_table(kernels_head, [kernel_cells(kernel) for kernel in kernels])
+            return
         served = {"made": folder, **({"packages": packages} if packages else {})}
         browser = None if given.no_browser else stack.enter_context(chromium(served))
         places = Places(folder, packages, node, browser)

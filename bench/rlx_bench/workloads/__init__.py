@@ -99,6 +99,22 @@ def models_named(names: Sequence[str], small: bool = False) -> dict[str, str]:
     return found
 
 
+def specs_named(names: Sequence[str]) -> list[str]:
+    """Workloads by the names of models, or by their own.
+
+    >>> specs_named(["magika", "gemm:2,3,4"])
+    ['zoo-magika:', 'gemm:2,3,4']
+    """
+    found = []
+    for name in names:
+        if ":" in name:
+            check_name(name)
+            found.append(name)
+        else:
+            found += models_named([name]).values()
+    return found
+
+
 def make(spec: str) -> Workload:
     """A workload from its text, for example "gemm:128,384,1536".
 
