@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,10 @@ from rlx.codegen.native.jit import compile_linked
 from rlx.config import bytes_text
 from rlx.errors import UnsupportedError
 from rlx.export.code import PUBLIC, CodeWriter
-from rlx.export.constants import in_memory
 from rlx.export.layout import WEIGHT_HEADER
 from rlx.export.prepared import Prepared
 from rlx.export.wasm_link import PAGE, Linked, link
+from rlx.export.web_code import for_engines
 from rlx.export.web_files import declarations, script
 from rlx.export.weights import write_weights
 from rlx.ir.weights import round_up
@@ -54,17 +55,17 @@ define void @__multi3(ptr %result, i64 %a, i64 %a_high, i64 %b, i64 %b_high) {
 """
 
 
-def module_of(program: Prepared, threaded: bool = False) -> Linked:
+def module_of(program: Prepared, threaded: bool = False, also: Iterable[str] = ()) -> Linked:
     """The WebAssembly module of a program. Its memory, which is its own or shared by threads, is grown by the
-    caller."""
+    caller. `also` are kernels that it exports besides."""
     features = (*program.target.features, *(["atomics"] if threaded else []))
     module = Module(replace(program.target, features=features))
     CodeWriter(program.tables, module, program.version, threaded).write()
-    texts = [*map(in_memory, program.kernels), module.text()]
+    texts = [*map(for_engines, program.kernels), module.text()]
     if any("i128" in text for text in texts):
         texts.append(_PRODUCT)
     public = (*PUBLIC, "rlx_enlist", "rlx_worker") if threaded else PUBLIC
-    exports = {name: name.removeprefix("rlx_") for name in public}
+    exports = {name: name.removeprefix("rlx_") for name in public} | {name: name for name in also}
     made = link(compile_linked(texts, module.target), exports, MOST_BYTES // PAGE, shared=threaded)
     total = made.pages * PAGE + weight_bytes(program) + program.memory
     if total > MOST_BYTES:

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from rlx.errors import CompileError
+from rlx.export.web_code import LOWEST
 from rlx.ir.weights import round_up
 
 PAGE = 1 << 16
 STACK = 1 << 18
-_DATA_FROM = 1024  # nothing is below: a null pointer points to no value
 _HEADER = b"\0asm\x01\0\0\0"
 _TYPE, _IMPORT, _FUNCTION, _TABLE, _MEMORY, _GLOBAL, _EXPORT = 1, 2, 3, 4, 5, 6, 7
 _ELEMENT, _CODE, _DATA = 9, 10, 11
@@ -219,7 +219,7 @@ class _Linker:
         self.object, self.most_pages, self.shared = object_, most_pages, shared
         self.segments = object_.segments()
         self.addresses: list[int] = []
-        at = _DATA_FROM + STACK
+        at = LOWEST + STACK
         for segment in self.segments:
             at = round_up(at, segment.alignment)
             self.addresses.append(at)
@@ -249,7 +249,7 @@ class _Linker:
             (_FUNCTION, self.object.sections[_FUNCTION]),
             (_TABLE, b"\x01" + bytes([_FUNCREF, 0]) + unsigned(len(self.table) + 1)),
             (_MEMORY, b"\0" if self.shared else b"\x01\x01" + limits),
-            (_GLOBAL, _vector([self._global(_DATA_FROM + STACK, True), self._global(self.heap, False)])),
+            (_GLOBAL, _vector([self._global(LOWEST + STACK, True), self._global(self.heap, False)])),
             (_EXPORT, _vector(map(_export, [("memory", 2, 0), ("stack", 3, 0), ("heap", 3, 1), *listed]))),
             (_ELEMENT, self._elements()),
             (_CODE, bytes(code)),

@@ -29,6 +29,7 @@ from rlx.ir.dtype import BOOL, I64, DType
 from rlx.records import dataclass
 
 LOADS = ("load", "load_or", "load_checked")
+COMPARED = ("less", "greater_equal")
 VARYING = frozenset((*LOADS, "axis", "acc"))
 _PLAIN = frozenset((int, type(None)))  # data whose hash differs where `repr` does
 

@@ -1,5 +1,6 @@
 """What engines of WebAssembly are slow at is not written: constants in large blocks, moves of single bytes,
-masks lane by lane, divisions for every row, more vectors at once than there are registers."""
+masks lane by lane, divisions for every row, more vectors at once than there are registers, constants that are
+added to addresses."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import pytest
 
 import rlx
 from rlx.codegen.native.jit import assembly
-from rlx.export.constants import in_memory
 from rlx.export.export import prepare
+from rlx.export.web_code import LOWEST, for_engines, in_memory, with_offsets
 from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import resolve
 
@@ -22,7 +23,7 @@ WEB = "wasm32"
 def kernels(graph: rlx.Graph) -> str:
     """The assembly of a graph's kernels."""
     made = prepare(rlx.compile(graph, threads=1), {}, target=WEB)
-    return "".join(assembly(in_memory(kernel), resolve(WEB)) for kernel in made.kernels)
+    return "".join(assembly(for_engines(kernel), resolve(WEB)) for kernel in made.kernels)
 
 
 def functions(text: str) -> Iterator[list[str]]:
@@ -113,3 +114,47 @@ def test_a_row_reads_a_vector_when_it_is_multiplied() -> None:
         steps = [name for name in code if name in ("v128.load", "f32x4.mul")]
         first = steps.index("f32x4.mul")
         assert steps[first:][:23] == (["f32x4.mul", "v128.load"] * 12)[:23]
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_depthwise_convolutions_take_one_product_at_a_time(blocked: bool) -> None:
+    """Products of all taps, made before the first is added, do not fit the registers."""
+    graph, rng = rlx.Graph("depthwise"), np.random.default_rng(6)
+    x = graph.input("x", (1, 32, 24, 24), "f32")
+
+    def conv(x: rlx.Node, name: str, groups: int, size: int) -> rlx.Node:
+        shape = (32, 32 // groups, size, size)
+        w = graph.param(name, shape, "f32", rng.normal(size=shape).astype(np.float32))
+        return rlx.ops.conv(x, w, padding=((size // 2, size // 2),) * 2, groups=groups)
+
+    y = conv(conv(x, "before", 1, 1), "w", 32, 5) if blocked else conv(x, "w", 32, 5)
+    graph.output("y", conv(y, "after", 1, 1) if blocked else y)
+    parts = [part.partition("end_function")[0] for part in kernels(graph).split("\t.functype\t")[1:]]
+    found = [part for part in parts if part.count("f32x4.mul") >= 20 and (".strip" in part) is blocked]
+    assert found
+    for part in found:
+        steps = re.findall(r"f32x4\.(mul|add)", part)
+        assert steps == ["mul", "add"] * (len(steps) // 2)
+
+
+def test_constants_of_addresses_are_part_of_instructions() -> None:
+    graph, rng = rlx.Graph("tile"), np.random.default_rng(7)
+    w = graph.param("w", (64, 96), "f32", rng.normal(size=(64, 96)).astype(np.float32))
+    graph.output("y", graph.input("x", (12, 64), "f32") @ w)
+    text = kernels(graph)
+    own = r"i32\.const\t\d+\n\ti32\.add \n\tv128\.load\w*\t0"
+    assert len(re.findall(r"\tv128\.load\w*\t[1-9]", text)) > 4 * len(re.findall(own, text))
+
+
+@pytest.mark.parametrize(("offset", "apart"), [(-4, False), (4, True), (LOWEST - 4, True), (LOWEST, False)])
+def test_addresses_minus_their_offset_are_not_negative(offset: int, apart: bool) -> None:
+    lines = ["define float @f(ptr %p, i64 %i) {", f"  %j = add i64 %i, {offset}"]
+    lines += [
+        "  %q = getelementptr i8, ptr %p, i64 %j",
+        "  %x = load float, ptr %q, align 4",
+        "  ret float %x",
+        "}",
+    ]
+    text = with_offsets("\n".join(lines))
+    assert ("nuw" in text) is apart
+    assert (f"f32.load\t{offset}" in assembly(text, resolve(WEB))) is apart

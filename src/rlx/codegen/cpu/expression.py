@@ -19,9 +19,9 @@ from rlx.codegen.native.irtypes import Value, constant, like, size_bytes, vector
 from rlx.codegen.native.words import Word
 from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import F32, I8, U8, DType
+from rlx.ir.dtype import F32, I8, I64, U8, DType
 from rlx.kernel.affine import affine, to_dim
-from rlx.kernel.scalar import LOADS, Scalar, load_index
+from rlx.kernel.scalar import COMPARED, LOADS, Scalar, load_index
 from rlx.records import dataclass
 from rlx.target.cpu import Target
 
@@ -294,8 +294,25 @@ class Expression:
     ) -> Value:
         fn, element = self.fn, memory_type(s.dtype)
         mask = self._mask(guard, self.width)
-        place = self._place(operand, base, element, guard)
         type_ = vector(element, self.width)
+        ends = self._ends(s.args[0]) if guard is not None and s.prim == "load_or" else None
+        if ends is not None and mask is not None and fill is not None:
+            every, none = ends
+            other = fn.splat(fill, self.width) if fill.width == 1 else fill
+
+            def all_lanes() -> list[Value]:
+                return [from_memory(fn, fn.load(type_, fn.gep(operand.pointer, base, element)), s.dtype)]
+
+            def some_lanes() -> list[Value]:
+                place = fn.gep(operand.pointer, base, element)
+                got = from_memory(fn, fn.masked_load(type_, place, mask), s.dtype)
+                return [fn.select(mask, got, other)]
+
+            def rest() -> list[Value]:
+                return fn.if_value(none, lambda: [other], some_lanes)
+
+            return fn.if_value(every, all_lanes, rest)[0]
+        place = self._place(operand, base, element, guard)
         if mask is None:
             got = fn.load(type_, place)
         else:
@@ -304,6 +321,36 @@ class Expression:
         if self.ahead and mask is None and large and s.data not in self.cached:
             self._ask_ahead(place, element)
         return self._filled(from_memory(fn, got, s.dtype), guard, fill)
+
+    def _ends(self, condition: Scalar) -> tuple[Value, Value] | None:
+        """Whether all lanes hold a condition, and whether none does (it may say no to both), by the first and
+        the last lane: of comparisons that change once from lane to lane. Only engines are faster that way."""
+        if not self.fn.module.target.web or self.lane is None or self.lane.mask is not None:
+            return None
+        parts, left = list[Scalar](), [condition]
+        while left:
+            e = left.pop()
+            if e.prim == "logical_and":
+                left += e.args
+            else:
+                parts.append(e)
+        for e in parts:
+            compared = e.prim in COMPARED and all(a.dtype is I64 for a in e.args)
+            if not compared or any(self._lane_step(a) is None for a in e.args):
+                return None
+        fn, every, none = self.fn, self.fn.value(True, "i1"), self.fn.value(False, "i1")
+        for e in parts:
+            first, last = (self._at_lane(e, n) for n in (0, self.width - 1))
+            every = fn.value(fn.and_(every, fn.and_(first, last)))
+            none = fn.value(fn.or_(none, fn.not_(fn.value(fn.or_(first, last)))))
+        return every, none
+
+    def _at_lane(self, e: Scalar, number: int) -> Value:
+        """An expression over indices in one lane."""
+        assert self.lane is not None
+        axes = list(self.axes)
+        axes[self.lane.axis] = self.fn.add(axes[self.lane.axis], number)
+        return Expression(self.fn, self.dim, self.operands, axes, None, self.accs, self.error)(e)
 
     def _ask_ahead(self, place: Value, element: str) -> None:
         """Every cache line of the vector at `place`, as much later as `ahead` says."""

@@ -213,14 +213,14 @@ class Lanes(Arithmetic):
         """`count` lanes of `v` from `first` on."""
         return self.shuffle(v, None, range(first, first + count))
 
-    def done_first(self, values: list[Value]) -> list[Value]:
+    def done_first(self, values: Sequence[Value]) -> list[Value]:
         """`values`, computed before what is written later is loaded: so a tile takes its rows one at a time.
 
         Only WebAssembly needs it: LLVM orders its code by the stack of that machine, not by registers, and
         engines keep the order, so that a tile would hold the elements of all its rows at once and spill.
         """
         if not self.module.target.web:
-            return values
+            return list(values)
         return [self.op(x.type, f'call {x.type} asm sideeffect "", "=r,0,~{{memory}}"({x})') for x in values]
 
     def transpose(self, rows: Sequence[Value]) -> list[Value]:

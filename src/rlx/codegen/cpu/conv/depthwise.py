@@ -100,7 +100,7 @@ class _Depthwise:
     def fitting(self, weights: int) -> int:
         """Columns of a strip whose sums and pixels fit the registers next to some weights."""
         target = self.table.fn.module.target
-        spare = target.registers - weights - 3 - target.web  # engines keep a register for themselves
+        spare = target.registers - weights - 3
         return max(min(MOST_COLUMNS, spare // (1 + self.shape.strides[2])), 1)
 
     # ---- columns of a line
@@ -340,7 +340,8 @@ def _strip(
                 factor = kept[r * taps_w + k] if kept else kernel.weight(w, r * taps_w + k)
                 for p, place in places.items():
                     value = padding if place is None else pixels[place]
-                    sums = [*sums[:p], kind.multiply_add(f, value, factor, sums[p]), *sums[p + 1 :]]
+                    made = f.done_first([kind.multiply_add(f, value, factor, sums[p])])
+                    sums = [*sums[:p], *made, *sums[p + 1 :]]
         return sums
 
     for h in loop(first, last):

@@ -256,7 +256,8 @@ class _Planar:
                     pixels = load(vector(ELEMENT, width), gep(there, j * width, ELEMENT))
                     for r, tap in met:
                         at = r * vectors + j
-                        sums[at] = fma(weights[tap * taps_w + k], pixels, sums[at])
+                        made = fma(weights[tap * taps_w + k], pixels, sums[at])
+                        sums[at : at + 1] = [Word(total) for total in builder().done_first([made])]
         return sums
 
     @inline
@@ -275,7 +276,8 @@ class _Planar:
                 before, sums = sums, []
                 for i in range(rows):
                     weight = broadcast(gep(w, i * shape.depth + k, ELEMENT), ELEMENT, width)
-                    sums += [fma(weight, pixels[j], before[i * vectors + j]) for j in range(vectors)]
+                    made = [fma(weight, pixels[j], before[i * vectors + j]) for j in range(vectors)]
+                    sums += [Word(total) for total in builder().done_first(made)]
             return sums
 
         def add_line(x: ptr, w: ptr, sums: list[Word]) -> list[Word]:

@@ -62,7 +62,9 @@ class _SparseKernel:
         self.frame, self.fn, self.nest = frame, frame.fn, nest
         self.columns = columns_of(**dict(nest.rhs_layout[1]))
         dtype = nest.form.dtype
-        self.element, self.width = memory_type(dtype), frame.module.target.lanes(dtype.name)
+        target = frame.module.target
+        # Engines read a constant, and an element of the matrix, once for two vectors.
+        self.element, self.width = memory_type(dtype), target.lanes(dtype.name) * (2 if target.web else 1)
         self.type = vector(self.element, self.width)
         self.align = self.width * size_bytes(self.element)
         self.operands = frame.operands(self.fn)

@@ -11,9 +11,8 @@ from rlx.ir.dtype import BOOL, I64
 from rlx.ir.types import Shape
 from rlx.kernel.affine import affine, to_dim
 from rlx.kernel.intervals import Interval, Intervals
-from rlx.kernel.scalar import Scalar, axes, axis, const, rebuild, replace_axes, select, size
+from rlx.kernel.scalar import COMPARED, Scalar, axes, axis, const, rebuild, replace_axes, select, size
 
-COMPARED = ("less", "greater_equal")
 DIVIDED = ("mod", "floor_div")
 LARGE = 1 << 31  # indices with smaller factors do not overflow
 
