@@ -3,17 +3,19 @@
     python bench/predictions.py                       # the zoo and all networks of bench/networks.py
     python bench/predictions.py ppocr-rec vit-b16 --kernels
     python bench/predictions.py --small --rounds 1    # networks at the sizes of the tests
+    python bench/predictions.py ppocr-rec --save before.json
+    python bench/predictions.py --times before.json   # a changed cost model, and times as they were
 
 A row has the number of kernels, sums of predicted and measured times, and the shares of kernels whose
 prediction is within 1.5 and 5 times the measured time, either way. The goal: 80 % of kernels within 1.5, none
 beyond 5, every sum within 1.25. Times are medians of some rounds, on as many threads as the model assumes:
-run it where nothing else runs.
+run it where nothing else runs. With `--times`, nothing is measured: a kernel has the time that it has in the
+files, and kernels that a changed plan no longer has are left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -23,7 +25,18 @@ from rlx.api.compile import compile
 from rlx.errors import RlxError
 from rlx.target.prices import prices_of
 from rlx_bench.machine import kind, processor
-from rlx_bench.predictions import FAR, NEAR, SUM, Prediction, predictions, share_within, whole
+from rlx_bench.predictions import (
+    FAR,
+    NEAR,
+    SUM,
+    Prediction,
+    measured,
+    predictions,
+    save,
+    saved_times,
+    share_within,
+    whole,
+)
 from rlx_bench.workloads import make, models_named
 
 
@@ -46,10 +59,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--small", action="store_true", help="networks at the sizes of the tests")
     parser.add_argument("--kernels", action="store_true", help="list the kernels, too")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every kernel")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write every kernel")
+    parser.add_argument(
+        "--times", type=Path, nargs="+", metavar="FILE", help="take measured times from what was saved"
+    )
     given = parser.parse_args()
+    known = {name: took for file in given.times or () for name, took in saved_times(file).items()}
     try:
-        specs = models_named(given.models or ("zoo", "networks"), given.small)
+        specs = models_named(given.models or tuple(known) or ("zoo", "networks"), given.small)
     except RlxError as error:
         parser.error(str(error))
     print(f"{processor()} ({kind()}), {given.threads} threads; microseconds")
@@ -61,7 +78,10 @@ def main() -> None:
     for name, spec in specs.items():
         workload = make(spec)
         program = compile(workload.as_graph(), threads=given.threads)
-        found = every[name] = predictions(program, workload.feed, given.rounds)
+        took = known.get(name) if given.times else measured(program, workload.feed, given.rounds)
+        if took is None:
+            parser.error(f"no times of {name} in {', '.join(map(str, given.times))}")
+        found = every[name] = predictions(program, workload.feed, took)
         totals.append(whole(name, found))
         print(line(totals[-1], found), flush=True)
         for kernel in found if given.kernels else ():
@@ -72,9 +92,8 @@ def main() -> None:
         f"{share_within(kernels, FAR):.0%} within {FAR:g}x; "
         f"{share_within(totals, SUM):.0%} of {len(totals)} sums within {SUM}x"
     )
-    if given.json is not None:
-        told = {name: [vars(kernel) for kernel in found] for name, found in every.items()}
-        given.json.write_text(json.dumps(told, indent=1))
+    if given.save is not None:
+        save(given.save, every)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rlx.plan.kernel_costs import kernel_name
 from rlx.plan.predict import costs_of_steps
@@ -35,31 +37,56 @@ class Prediction:
         return max(self.predicted / self.measured, self.measured / self.predicted)
 
 
-def predictions(program: CompiledProgram, feed: Arrays, rounds: int) -> list[Prediction]:
-    """Every kernel that a run with this feed has, in the order in which they run; the median of some runs.
-    The best one is a lucky one: kernels of 1 to 20 us that happen to find their lines in their own core.
+def kernel_names(program: CompiledProgram) -> dict[int, str]:
+    """What every kernel is called, by node id."""
+    return {id: f"%{id} {kernel_name(program.graph.nodes[id])}" for id in program.lir.plan.schedule}
+
+
+def measured(program: CompiledProgram, feed: Arrays, rounds: int) -> dict[str, float]:
+    """Kernel -> its time in a run with this feed; the median of some runs. The best one is a lucky one:
+    kernels of 1 to 20 us that happen to find their lines in their own core."""
+    read, names = {name: feed[name] for name in program.input_names}, kernel_names(program)
+    times = [best_times([run]) for run in program.trace(read, rounds)]
+    return {names[id]: statistics.median(run[id] for run in times if id in run) for id in times[0]}
+
+
+def predictions(program: CompiledProgram, feed: Arrays, took: Mapping[str, float]) -> list[Prediction]:
+    """Every kernel that a run with this feed has, in the order in which they run, next to what it took.
 
     >>> import numpy as np, rlx
     >>> g = rlx.Graph("tanh")
     >>> g.output("y", rlx.ops.tanh(g.input("x", ("n", 64), "f32")))
-    >>> (found,) = predictions(rlx.compile(g, threads=1), {"x": np.ones((64, 64), np.float32)}, 1)
+    >>> program, feed = rlx.compile(g, threads=1), {"x": np.ones((64, 64), np.float32)}
+    >>> (found,) = predictions(program, feed, measured(program, feed, 1))
     >>> found.name, found.predicted > 0, found.measured > 0
     ('%1 map: tanh', True, True)
     """
-    read = {name: feed[name] for name in program.input_names}
-    module, thunks = program.lir.specialize(sizes_in(program.inputs, read)), program.kernels.thunks
-    costs = costs_of_steps(module, thunks)
-    times = [best_times([run]) for run in program.trace(read, rounds)]
-    measured = {id: statistics.median(run[id] for run in times if id in run) for id in times[0]}
+    sizes = sizes_in(program.inputs, {name: feed[name] for name in program.input_names})
+    costs = costs_of_steps(program.lir.specialize(sizes), program.kernels.thunks)
     return [
-        Prediction(
-            f"%{id} {kernel_name(program.graph.nodes[id])}",
-            sum(cost.picoseconds for cost in costs[id]) / 1e6,
-            measured[id],
-        )
-        for id in costs
-        if id in measured  # not those of a branch that was not taken
+        Prediction(name, sum(cost.picoseconds for cost in costs[id]) / 1e6, took[name])
+        for id, name in kernel_names(program).items()
+        if name in took  # not those of a branch that was not taken
     ]
+
+
+def save(file: Path, models: Mapping[str, Sequence[Prediction]]) -> None:
+    """Write all kernels of some models to a file."""
+    told = {name: [vars(kernel) for kernel in found] for name, found in models.items()}
+    file.write_text(json.dumps(told, indent=1))
+
+
+def saved_times(file: Path) -> dict[str, dict[str, float]]:
+    """Model -> kernel -> the time that was saved.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(Path(folder, "all.json"), {"model": [Prediction("%1 map: tanh", 1.0, 2.0)]})
+    ...     saved_times(Path(folder, "all.json"))
+    {'model': {'%1 map: tanh': 2.0}}
+    """
+    told = json.loads(file.read_text())
+    return {name: {kernel["name"]: kernel["measured"] for kernel in found} for name, found in told.items()}
 
 
 def whole(name: str, kernels: Sequence[Prediction]) -> Prediction:

@@ -21,7 +21,7 @@ from rlx_bench import cold
 from rlx_bench.engines import ENGINES
 from rlx_bench.flops import counted_flops
 from rlx_bench.oracle import difference, expected
-from rlx_bench.predictions import predictions
+from rlx_bench.predictions import measured, predictions
 from rlx_bench.workloads import further, make
 from rlx_bench.workloads.further import NETWORKS, files
 
@@ -103,15 +103,19 @@ def test_an_engine_that_cannot_start_says_why() -> None:
 def test_predictions_have_every_kernel_that_ran() -> None:
     workload = make("net-bilstm:1")
     program = compile(workload.as_graph(), threads=1)
-    found = predictions(program, workload.feed, 2)
+    found = predictions(program, workload.feed, measured(program, workload.feed, 2))
     assert len(found) == len(program.lir.plan.schedule)
     assert all(p.predicted > 0 and p.measured > 0 and p.factor >= 1 for p in found)
 
 
 def test_the_command_for_predictions(tmp_path: Path) -> None:
-    out = _run("predictions.py", "trees-b1", "--small", "--rounds", "1", "--json", str(tmp_path / "all.json"))
+    saved, again = tmp_path / "all.json", tmp_path / "again.json"
+    out = _run("predictions.py", "trees-b1", "--small", "--rounds", "1", "--save", str(saved))
     assert "trees-b1" in out and "of 1 sums within 1.25x" in out
-    assert json.loads((tmp_path / "all.json").read_text())["trees-b1"][0]["measured"] > 0
+    assert json.loads(saved.read_text())["trees-b1"][0]["measured"] > 0
+    assert _run("predictions.py", "--small", "--times", str(saved), "--save", str(again)) == out
+    assert json.loads(again.read_text()) == json.loads(saved.read_text())
+    assert "no times of crnn in" in _run("predictions.py", "crnn", "--times", str(saved), code=2)
     assert "unknown model 'tree'; use one of" in _run("predictions.py", "tree", code=2)
 
 
