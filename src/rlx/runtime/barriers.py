@@ -22,10 +22,9 @@ from dataclasses import field
 
 from rlx.errors import PlanError
 from rlx.records import dataclass
-from rlx.target.prices import SMALL_PS
+from rlx.target.prices import FEW_PS, SMALL_PS
 
 ALL = -1  # every thread takes its share
-FEW_PS = 3_000_000  # work of a whole program that is not worth waking other threads for
 EVERYWHERE = (0, 1 << 62)  # bytes of a place whose size does not matter
 TOGETHER = -1  # the space of all bound values that may share memory
 

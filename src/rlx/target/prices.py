@@ -14,6 +14,7 @@ from rlx.errors import DeviceError
 from rlx.records import dataclass
 
 SMALL_PS = 200_000  # work that is not worth sharing: the others would have to fetch it from this core's cache
+FEW_PS = 3_000_000  # work of a whole program that is not worth waking other threads for
 
 Number = int | float
 """An exact quantity of time or bandwidth as users write it."""

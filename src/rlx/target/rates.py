@@ -52,9 +52,12 @@ class Rates:
 
     # Other cores.
     fetched_rate: float  # lines that another core has
-    taken_rate: float  # lines to write of which another core has a copy
+    taken_rate: float  # lines to write of which others have copies, too
+    stores: int  # that wait for their lines while the core goes on
     far_ps: float  # until the first line comes that is in memory
     core_ps: float  # until the first line comes that another core has
+    near_ps: float  # until a line of code comes that is in L3
+    l3_ps: float  # after which others that share L3 have taken most of what nobody touched
 
 
 # Measured on two cores of an EPYC of family 26 (Zen 5, 4.4 GHz), with the code for 512-bit vectors and, as
@@ -84,9 +87,12 @@ _ZEN5 = Rates(
     l1_ways=8,
     l2_ways=16,
     fetched_rate=44,
-    taken_rate=8.6,
+    taken_rate=45,
+    stores=104,
     far_ps=100_000,
-    core_ps=400_000,
+    core_ps=30_000,
+    near_ps=12_000,
+    l3_ps=2_500_000_000,
 )
 # Not measured: a core of half the clock, as phones, small servers and browsers have it.
 _SLOWER = replace(

@@ -150,6 +150,67 @@ def test_a_part_of_a_concatenation_is_of_the_thread_at_its_place() -> None:
     assert second.fetched.tolist() == [0.0, 8192.0]  # all of it is read by the second thread
 
 
+def test_lines_that_only_another_core_has_read_are_no_copies() -> None:
+    """A write of what one other core has fetches it; only copies of several are taken away."""
+    owners, row = Owners(), Box(0, (1024,), (4,), 4)
+    owners.touch("a", row, Share(), 1, True, 0.0, 1e9)
+    owners.touch("a", row, Share(), 1, False, 1.0, 1e9, first=1)
+    met = owners.touch("a", row, Share(), 1, True, 2.0, 1e9)
+    assert met.fetched.tolist() == [4096.0] and not met.taken.any()
+
+
+def test_of_an_odd_number_of_units_the_later_threads_have_more() -> None:
+    owners, rows = Owners(), Box(0, (3, 1024), (1024, 1), 1)
+    owners.touch("a", rows, Share(), 1, True, 0.0, 1e9)  # all by the first thread
+    assert owners.touch("a", rows, Share(1024, 3), 2, False, 1.0, 1e9).fetched.tolist() == [0.0, 2048.0]
+
+
+def test_a_program_with_little_work_is_of_one_thread() -> None:
+    """Its kernels would be shared in a program with more to do: a row takes half as long there."""
+
+    def row(rows: int) -> float:
+        return took((rows, 64), lambda x: ops.sum(x, axis=1), V4) / rows
+
+    assert row(1024) > 1.8 * row(16384)
+
+
+def test_kernels_of_one_vector_of_channels_are_reduced_side_by_side() -> None:
+    """Sums over pixels of blocked channels wait for one addition after the other, unless others are near
+    them: four rows of channels take as long as one."""
+
+    def pooled(rows: int) -> float:
+        return took((rows, 1024, 16), lambda x: ops.sum(x, axis=1), V4)
+
+    assert pooled(8) < 2 * pooled(2)
+
+
+def test_padding_that_is_left_out_takes_no_time() -> None:
+    """A depthwise convolution of small planes with large windows computes what is inside."""
+
+    def convolved(padding: int) -> float:
+        g = Graph("depthwise")
+        x, w = g.input("x", (1, 64, 6, 64), "f32"), g.param("w", (64, 1, 5, 5), "f32")
+        padded = ((padding, padding), (padding, padding))
+        y = ops.conv(ops.tanh(x), w, padding=padded, groups=64)
+        g.output("y", ops.tanh(y))
+        return max(step.picoseconds for step in predicted_steps(plan(g, target=V4)).values())
+
+    assert convolved(2) < 3.2 * convolved(0)  # three times as many lines, of which each has fewer elements
+
+
+def test_weights_that_nobody_has_read_for_long_have_left_what_others_share() -> None:
+    """A matmul of one row takes longer in a program that runs for longer, though its weights fit L3."""
+
+    def product(rows: int) -> int:
+        g = Graph("behind")
+        w, v = g.param("w", (1024, 1024), "f32"), g.param("v", (512, 2048), "f32")
+        g.output("x", g.input("x", (rows, 1024), "f32") @ w)
+        g.output("y", g.input("y", (1, 512), "f32") @ v)
+        return list(predicted_steps(plan(g, target=V4)).values())[-1].picoseconds
+
+    assert product(2048) > 1.5 * product(8)
+
+
 def test_a_map_whose_batch_only_the_run_knows_is_of_one_thread() -> None:
     """A batch of 1 is the only axis that threads share, as the padded one is read in pieces."""
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from rlx.cost.time.bodies import evaluated
 from rlx.cost.time.owners import Share
 from rlx.cost.time.products import AHEAD, tiles_for
-from rlx.cost.time.reads import LINE_BYTES
+from rlx.cost.time.reads import LINE_BYTES, Size
 from rlx.cost.time.work import Setting, Traffic, Work
+from rlx.kernel.form import Conv
 from rlx.kernel.nests import ConvNest
 from rlx.kernel.panels import groups_of
 from rlx.records import dataclass
@@ -18,7 +21,9 @@ PANEL_VECTORS = 2  # of output channels in a tile
 TRANSFORMS = {2: (32, 24), 4: (180, 130)}  # operations of a tile of F(m, 3), per vector: of inputs, of sums
 TO_PLANES = 6  # operations per vector of sums that are transposed
 COPIED, GATHERED = 2, 8  # loads and stores per vector of lines that are packed: blocked, planar
-BORDER = 1.5  # loads per element of a window that meets an edge
+BORDER = 1.5  # loads per element of a window of a pixel that is summed by itself
+STRIP_COLUMNS, FEWEST_COLUMNS = 8, 4  # of a strip, and of one that keeps weights in registers
+MOST_KEPT = 16  # weights in registers
 STRIP = 8  # tiles of pixels that meet a panel of weights while it is near
 LINE_SUMS, MOST_VECTORS = 24, 8  # of a tile of planar images
 WRITTEN_OUT = 25  # elements of a window of one channel for which several lines are a tile
@@ -37,6 +42,8 @@ class _Shape:
     window: tuple[int, ...]
     strides: tuple[int, ...]
     padded: bool
+    read: tuple[int, ...]  # elements of all windows along an axis that are no padding
+    unknown: int  # columns at the right edge of which code does not know what they read
 
     @staticmethod
     def of(nest: ConvNest, at: Setting) -> _Shape:
@@ -50,6 +57,8 @@ class _Shape:
             tuple(size(d) for d in form.w[2:]),
             form.strides,
             any(size(p) for pair in form.padding for p in pair),
+            tuple(_elements_read(form, axis, size) for axis in range(len(form.strides))),
+            _unknown_columns(form, size),
         )
 
     @property
@@ -75,6 +84,21 @@ class _Shape:
     def single(self) -> bool:
         """One-element windows side by side: pixels in are pixels out."""
         return self.taps == 1 and not self.padded and set(self.strides) <= {1}
+
+
+def _elements_read(form: Conv, axis: int, size: Size) -> int:
+    """Of the windows along an axis, how many elements are inside the image."""
+    starts = np.arange(size(form.out[2 + axis])) * form.strides[axis] - size(form.padding[axis][0])
+    places = starts[:, None] + np.arange(size(form.w[2 + axis])) * form.dilations[axis]
+    return int(((places >= 0) & (places < size(form.x[2 + axis]))).sum())
+
+
+def _unknown_columns(form: Conv, size: Size) -> int:
+    """Columns at the right edge, where neither their number nor the width of the image is known to code."""
+    (_, high), stride = form.padding[-1], form.strides[-1]
+    if isinstance(form.x[-1], int) or (isinstance(high, int) and stride == 1):
+        return 0
+    return -(-size(high) // stride)
 
 
 def conv_work(nest: ConvNest, at: Setting) -> Work:
@@ -186,19 +210,21 @@ def _winograd(
 
 
 def _depthwise(work: Work, shape: _Shape, at: Setting, end_ps: float) -> None:
-    """Every lane is a channel; pixels whose windows meet an edge are summed one by one."""
-    rates, inside = at.rates, 1
+    """Every lane is a channel; strips of a few columns run down an image. Elements of windows that are
+    padding are left out. Columns at the right edge of which code does not know are summed one by one."""
+    rates, spare, stride = at.rates, at.target.registers - 3, shape.strides[-1]
     planes = shape.images * -(-shape.per_out * shape.groups // at.lanes)
-    for out, window, stride in zip(shape.pixels, shape.window, shape.strides, strict=True):
-        inside *= max(out - (-(-(window - 1) // stride) if shape.padded else 0), 0)
-    spare = at.target.registers - min(shape.taps, 9) - 3
-    columns = max(min(8, spare // (1 + shape.strides[-1])), 1)
-    line = (columns * shape.strides[-1] + shape.window[-1] - 1) / columns
+    columns = min(STRIP_COLUMNS, (spare - shape.taps) // (1 + stride))
+    if shape.taps > MOST_KEPT or columns < FEWEST_COLUMNS:  # weights are read line by line
+        columns = max(min(STRIP_COLUMNS, (spare - 1) // (1 + stride)), 1)
+    line = (columns * stride + shape.window[-1] - 1) / columns
     loads = shape.taps / shape.window[-1] * line * rates.load_ps / 2
-    pixel = max(shape.taps * rates.fma_ps, loads, shape.taps * rates.chain_ps / columns / 2) + end_ps
-    border = BORDER * shape.taps * rates.load_ps + end_ps
+    pixel = max(shape.taps * rates.fma_ps, loads, shape.taps * rates.chain_ps / columns / 2)
+    read = prod(shape.read) / shape.taps / prod(shape.pixels)  # the part of windows that is no padding
+    border = shape.unknown * prod(shape.pixels[:-1])
     strips = rates.call_ps * (1 + shape.pixels[-1] / columns)
-    work.compute_ps += planes * (inside * pixel + (prod(shape.pixels) - inside) * border + strips)
+    work.compute_ps += planes * ((prod(shape.pixels) - border) * pixel * read + prod(shape.pixels) * end_ps)
+    work.compute_ps += planes * (border * BORDER * shape.taps * read * rates.load_ps + strips)
     work.units = planes if planes > 1 else shape.pixels[0]
 
 

@@ -18,6 +18,7 @@ from rlx.target.cpu import Target
 from rlx.target.rates import Rates
 
 ROW_CHAINS = 4  # sums of a row that run side by side
+COLUMN_CHAINS = 4  # columns of one vector that are reduced side by side
 TRANSPOSED = 3  # operations per vector of a block that is transposed
 
 
@@ -46,6 +47,7 @@ class _Flat:
     lanes: int
     passes: tuple[_Pass, ...]
     ends: tuple[Read, ...]  # stores of one value per row
+    cut: bool = True  # whether parts of a concatenation or padding have code of their own
     divided: int = 0  # axes around the innermost loop whose sizes code does not know
 
     @property
@@ -78,7 +80,7 @@ def _map_work(flat: _Flat, at: Setting) -> Work:
         only = replace(only, body=replace(only.body, reads=reads, operations=shuffled))
     elif 2 * space[-1] <= lanes:
         lane = _wide_axis(space, only, lanes)
-    vector = only.vector_ps(rates, lanes, lane, cut=True)
+    vector = only.vector_ps(rates, lanes, lane, cut=flat.cut)
     rows = prod(n for a, n in enumerate(space) if a != lane)
     vectors = -(-space[lane] // lanes)
     row_ps = rates.row_ps + flat.divided * rates.divide_ps if len(space) > 1 else 0.0
@@ -148,14 +150,20 @@ def _from_scratch(read: Read, lane: int) -> Read:
 
 
 def _column_work(flat: _Flat, at: Setting) -> Work:
-    """Lanes along the last kept axis, in blocks of two vectors: every lane reduces its own column."""
+    """Lanes along the last kept axis: every lane reduces its own column, in blocks of two vectors. Columns
+    that fit one vector are taken from several places at once, as many as a thread has of them."""
     work, rates, lanes, lane = Work(), at.rates, flat.lanes, flat.outer - 1
-    blocks = prod(flat.space[:lane]) * -(-flat.space[lane] // (2 * lanes))
+    narrow = flat.space[lane] <= lanes
+    wide = 1 if narrow else 2
+    blocks = prod(flat.space[:lane]) * -(-flat.space[lane] // (wide * lanes))
     loops, points = prod(flat.space[flat.outer : -1]), prod(flat.space[flat.outer :])
+    own = -(-blocks // at.target.prices.cores)  # of a thread
+    several, single = divmod(own, COLUMN_CHAINS) if narrow else (0, own)
     for one in flat.passes:
         vector = one.vector_ps(rates, lanes, lane, ahead=2.0)
-        step = max(2 * vector, 0.0 if one.stores else rates.chain_ps)
-        work.compute_ps += blocks * (points * step + loops * rates.loop_ps)
+        for count, beside in ((several, COLUMN_CHAINS), (single, wide)):
+            step = max(beside * vector, 0.0 if one.stores else rates.chain_ps)
+            work.compute_ps += count * (points * step + loops * rates.loop_ps) * blocks / own
     work.compute_ps += blocks * rates.row_ps
     work.units = blocks
     _add_traffic(work, flat, at, lane)
@@ -281,6 +289,11 @@ def _flattened(nest: Nest, at: Setting) -> _Flat:
     """A nest at known sizes, with as few axes as its accesses allow."""
     space, rank = [at.size(d) for d in nest.space], len(nest.space)
     varying = _depends_on(range(nest.outer, rank) if nest.stats else range(max(rank - 1, 0), rank))
+    everything = [*(s.body for s in nest.stats), *(s.body for s in nest.stores)]
+    widest = max((e.dtype.itemsize for b in everything for e in b.walk() if e.dtype.is_float), default=4)
+    lanes = at.target.vector_bytes // (8 if widest == 8 else 4)
+    static = [isinstance(d, int) for d in nest.space]
+    cut = not nest.stats and not _asks_in_lanes(everything, space, lanes)
     kept, passes, number = set[Scalar](), list[_Pass](), 0
     while number < len(nest.stats):
         bodies = [s.body for s in nest.stats[number : number + 1 + _are_moments(nest, number)]]
@@ -291,14 +304,22 @@ def _flattened(nest: Nest, at: Setting) -> _Flat:
     stores = [_store(n, s, at) for n, s in enumerate(nest.stores)]
     full = [n for n, s in enumerate(nest.stores) if s.full or not nest.stats]
     if full:
-        body = evaluated(at, [nest.stores[n].body for n in full], space, varying, kept, cut=not nest.stats)
+        body = evaluated(at, [nest.stores[n].body for n in full], space, varying, kept, cut=cut)
         passes.append(_Pass(body, tuple(stores[n] for n in full)))
     ends = [s for n, s in enumerate(stores) if n not in full]
-    everything = [*(s.body for s in nest.stats), *(s.body for s in nest.stores)]
-    widest = max((e.dtype.itemsize for b in everything for e in b.walk() if e.dtype.is_float), default=4)
-    lanes = at.target.vector_bytes // (8 if widest == 8 else 4)
-    static = [isinstance(d, int) for d in nest.space]
-    return _collapsed(space, nest.outer, lanes, passes, ends, static, _used_apart(everything))
+    return replace(
+        _collapsed(space, nest.outer, lanes, passes, ends, static, _used_apart(everything)), cut=cut
+    )
+
+
+def _asks_in_lanes(bodies: Sequence[Scalar], space: Sequence[int], lanes: int) -> bool:
+    """Whether every vector asks which part of a concatenation its lanes are in: parts of the last axis are
+    narrower than a vector, and lanes run along it."""
+    last = len(space) - 1
+    if last < 0 or not lanes < 2 * space[-1] < 4 * lanes:
+        return False
+    guards = [e.args[0] for b in bodies for e in b.walk() if e.prim in ("where", "load_or")]
+    return any(x.prim == "axis" and x.data == last for guard in guards for x in guard.walk())
 
 
 def _used_apart(bodies: Sequence[Scalar]) -> set[int]:
@@ -389,7 +410,7 @@ def _collapsed(
             for p in passes
         ),
         tuple(map(thin, ends)),
-        sum(not static[a] for a in axes[1:-1]),
+        divided=sum(not static[a] for a in axes[1:-1]),
     )
 
 

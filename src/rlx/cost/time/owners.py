@@ -72,11 +72,13 @@ class Box:
 @dataclass(frozen=True)
 class Touched:
     """What a kernel met, in bytes by thread: what it fetches from others, and what it takes from those that
-    have read it. `ages` says how many bytes were moved since each grain was touched before."""
+    have read it. `ages` says how many bytes were moved since each grain was touched before, `elapsed` how
+    many picoseconds went by."""
 
     fetched: np.ndarray
     taken: np.ndarray
     ages: np.ndarray
+    elapsed: np.ndarray
 
 
 class Owners:
@@ -93,17 +95,27 @@ class Owners:
     def __init__(self) -> None:
         self._copies: dict[str, np.ndarray] = {}  # a bit for each core
         self._changed: dict[str, np.ndarray] = {}
-        self._times: dict[str, np.ndarray] = {}
+        self._times: dict[str, np.ndarray] = {}  # in bytes that were moved
+        self._clocks: dict[str, np.ndarray] = {}  # in picoseconds
 
     def touch(
-        self, space: str, place: Box, share: Share, threads: int, written: bool, now: float, kept: float
+        self,
+        space: str,
+        place: Box,
+        share: Share,
+        threads: int,
+        written: bool,
+        now: float,
+        kept: float,
+        first: int = 0,
+        clock: float = 0.0,
     ) -> Touched:
-        """Let threads touch a value. `now` is how many bytes were moved before; what was touched more than
-        `kept` bytes ago, no core has.
+        """Let threads touch a value, from the `first` on. `now` is how many bytes were moved before, `clock`
+        how many picoseconds; what was touched more than `kept` bytes ago, no core has.
         """
         grains = place.grains()
         if not len(grains):
-            return Touched(np.zeros(threads), np.zeros(threads), np.zeros(1))
+            return Touched(np.zeros(threads), np.zeros(threads), np.zeros(1), np.zeros(1))
         self._reserve(space, int(grains[-1]) + 1)
         copies, times = self._copies[space], self._times[space]
         number = self._threads_at(grains * GRAIN - place.offset, share, threads, place.end)
@@ -111,31 +123,35 @@ class Owners:
             number = np.zeros(len(grains), np.int64)  # the first thread does it alone
         near = times[grains] > now - kept
         had, changed = np.where(near, copies[grains], 0), near & self._changed[space][grains]
+        several = (had & (had - 1)) != 0
         fetched, taken, has = np.zeros(threads), np.zeros(threads), np.zeros_like(had)
         for thread in range(threads):
-            bit = 1 << thread
+            bit = 1 << (first + thread)
             mine = np.full(len(grains), True) if number is None else number == thread
             foreign, own = mine & ((had & (ALL - bit)) != 0), (had & bit) != 0
-            shared = foreign & ~changed if written else np.zeros_like(mine)
+            shared = foreign & several if written else np.zeros_like(mine)
             fetched[thread] = GRAIN * (foreign & ~own & ~shared).sum()
             taken[thread] = GRAIN * shared.sum()
             has[mine] |= bit
         moved = changed & ((has & ~had) != 0)  # who reads what another one has changed, has it alone
         copies[grains] = has if written else np.where(moved, has, had | has)
         self._changed[space][grains] = True if written else changed & ~moved
-        ages = now - times[grains]
-        times[grains] = now
-        return Touched(fetched, taken, ages)
+        clocks = self._clocks[space]
+        ages, elapsed = now - times[grains], clock - clocks[grains]
+        times[grains], clocks[grains] = now, clock
+        return Touched(fetched, taken, ages, elapsed)
 
     def _reserve(self, space: str, grains: int) -> None:
         had = self._copies.get(space)
         if had is None or len(had) < grains:
             size = max(grains, 2 * len(had) if had is not None else 0)
             copies, changed, times = np.zeros(size, np.uint8), np.zeros(size, bool), np.full(size, -np.inf)
+            clocks = np.zeros(size)
             if had is not None:
                 copies[: len(had)], changed[: len(had)] = had, self._changed[space]
-                times[: len(had)] = self._times[space]
-            self._copies[space], self._changed[space], self._times[space] = copies, changed, times
+                times[: len(had)], clocks[: len(had)] = self._times[space], self._clocks[space]
+            self._copies[space], self._changed[space] = copies, changed
+            self._times[space], self._clocks[space] = times, clocks
 
     def _threads_at(self, offsets: np.ndarray, share: Share, threads: int, end: int) -> np.ndarray | None:
         """The thread that touches each grain; None if every thread touches all."""
@@ -143,5 +159,5 @@ class Owners:
             return None
         last = np.clip(offsets + (GRAIN - 1), 0, max(end - 1, 0))  # whoever writes last, has the grain
         place = (last // share.step + share.first) % max(share.extent, 1)
-        found: np.ndarray = place * threads // max(share.extent, 1)
+        found: np.ndarray = -(-(place + 1) * threads // max(share.extent, 1)) - 1
         return found

@@ -12,6 +12,7 @@ from rlx.cost.time.owners import Share
 from rlx.cost.time.reads import read_of
 from rlx.cost.time.work import Setting, Work
 from rlx.kernel.nests import AttentionNest, ContractNest, as_sum
+from rlx.kernel.panels import PANEL_VECTORS, quantised_of
 from rlx.kernel.scalar import LOADS, Scalar
 from rlx.records import dataclass
 from rlx.target.cpu import Target
@@ -21,7 +22,7 @@ AHEAD = 4.0  # vectors that an epilogue has at once
 CHAINS = 8  # sums that must run side by side to hide the latency of additions
 PACKED_TILES = 4  # row tiles from which a right operand is packed before it is read
 DECODED = 4  # operations per vector of codes that are decoded for a product
-FEW_ROWS = 4  # that are multiplied while codes are decoded
+IN_REGISTERS = 0.75  # of a multiply-add: an instruction that decodes codes next to others
 LEAST_TILES = 4  # row tiles of a thread
 FEW_QUERIES = 4  # that have a kernel of their own
 KEYS = 128  # of a block of scores
@@ -112,8 +113,11 @@ def contract_work(nest: ContractNest, at: Setting) -> Work:
         return _sparse_work(nest, p, dict(nest.rhs_layout[1])["room"], at, end)
     work.compute_ps = p.batch * tiles.product_ps(rates, p.m, p.n, p.k, end_ps)
     if layout == "dequantize_groups":
-        decoded = p.k * p.n / tiles.lanes * rates.op_ps
-        work.compute_ps = decoded if p.m <= FEW_ROWS else work.compute_ps + DECODED * decoded
+        vectors, decoding = p.k * p.n / tiles.lanes, _Decoding.of(nest, target)
+        if p.m <= decoding.rows:
+            work.compute_ps = vectors * (decoding.instructions + p.m) * IN_REGISTERS * rates.fma_ps
+        else:
+            work.compute_ps += DECODED * vectors * rates.op_ps
     if layout is None and row_tiles >= PACKED_TILES:
         work.compute_ps += p.batch * p.k * p.n / tiles.lanes * 2 * rates.load_ps
         work.add_inner("l2", 2 * p.batch * p.k * p.n * item)
@@ -136,6 +140,31 @@ def contract_work(nest: ContractNest, at: Setting) -> Work:
     own = rows.of(at.nbytes[at.operands]) if rows.step else Share(at.itemsizes[at.operands], p.n)
     work.end(at, [r for r in end.reads if r.operand != rhs], kept, len(nest.stores), own)
     return work
+
+
+@dataclass(frozen=True)
+class _Decoding:
+    """How codes are decoded in registers for a few rows: instructions per vector of weights, next to a
+    product for each row, and for how many rows there are registers."""
+
+    instructions: int
+    rows: int
+
+    @staticmethod
+    def of(nest: ContractNest, target: Target) -> _Decoding:
+        assert nest.rhs_layout is not None
+        stated = dict(nest.rhs_layout[1])
+        own = quantised_of(stated["layouts"], stated["group"], target.lanes("f32"))
+        if own is not None and own.bits == 8:
+            instructions, parts = 2, 1  # extended, converted
+        elif target.has_bf16:
+            instructions, parts = (
+                1,
+                2,
+            )  # of two k: shifted, looked up, and a product with either part of a row
+        else:
+            instructions, parts = (2 if target.has_avx512 else 4), 1  # shifted, masked, converted, moved by 8
+        return _Decoding(instructions, (target.registers - 6) // (PANEL_VECTORS * (1 + parts)))
 
 
 def _sparse_work(nest: ContractNest, p: _Product, stored: int, at: Setting, end: Body) -> Work:

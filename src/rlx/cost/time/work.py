@@ -59,6 +59,7 @@ class Work:
     compute_ps: float = field(default=0.0)
     units: int = ANY_SHARE
     traffic: list[Traffic] = field(default_factory=list)
+    lines: int = 8  # of code that come one after the other
     inner: dict[str, float] = field(default_factory=dict)  # bytes between a core and a cache, beyond operands
 
     def add_inner(self, cache: str, nbytes: float) -> None:
