@@ -91,7 +91,9 @@ def allocate(
     return region
 
 
-ALIGN_FROM = 1 << 20  # bytes from which an output is worth aligning to cache lines, and keeping
+ALIGN_FROM = 128 << 10
+"""Bytes from which an output is worth aligning to cache lines, and keeping: the C library takes such blocks
+from the system, and gives them back when they are freed."""
 
 
 class OutputPool:
