@@ -12,6 +12,7 @@ from gemm_harness import FILLER, NUMPY, TARGETS, Array, Guarded, Kernel, build, 
 from instructions import beyond
 from rlx.api.compile import plan
 from rlx.codegen.cpu.build import build_kernels
+from rlx.codegen.cpu.product import gemm
 from rlx.codegen.cpu.product.gemm import GemmSpec
 from rlx.codegen.cpu.product.packing import pack_weights, panels_of
 from rlx.codegen.native.elf import defined_symbols, undefined_symbols
@@ -62,6 +63,28 @@ def test_bits_are_those_of_f32(target: Target, half: str, k: int, n: int, column
             c = guard.array((m, n), np.float32, at_end=True)
             c[...] = FILLER
             kernel.run([guard.copy(a, True), guard.copy(weights, True), c], {"m": m}, threads=1 + m % 3)
+            found.append(c.tobytes())
+        assert found[0] == found[1], m
+
+
+@every_target
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize(("k", "n"), [(35, 250), (128, 192)])
+def test_weights_from_memory_are_prefetched(
+    target: Target, half: str, k: int, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One and two rows have code of their own then; the bits are the same."""
+    w, near = matrix(k, n, half), kernel_of(target, k, n, half)
+    monkeypatch.setattr(gemm, "_STAYS_IN_L3", 1 << 60)
+    far = kernel_of(target, k, n, half)
+    packed = panels_of(k, n, target).layout.pack(w)
+    for m in (1, 2, 3):
+        a, found = random((m, k), seed=m), []
+        for kernel in (near, far):
+            guard = Guarded()
+            c = guard.array((m, n), np.float32, at_end=True)
+            c[...] = FILLER
+            kernel.run([guard.copy(a, True), guard.copy(packed, True), c], {"m": m}, threads=m)
             found.append(c.tobytes())
         assert found[0] == found[1], m
 

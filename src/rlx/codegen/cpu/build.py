@@ -166,7 +166,10 @@ def build_kernels(
 def _build_kernels(
     module: LirModule, target: Target, each: Callable[[str], None], source_lines: bool
 ) -> KernelSet:
-    writer = _Writer(target, module.options.get("precision") == "bf16", each, source_lines)
+    flush_bf16 = module.options.get("precision") == "bf16"
+    weights = (n for n in module.mir.nodes if n.op.role in (Role.PARAM, Role.CONSTANT))
+    stay = sum(int(n.tensor.nbytes) for n in weights) <= target.l3_bytes
+    writer = _Writer(Module(target, flush_bf16, source_lines, stay), each)
     kernels: dict[int, EmittedKernel] = {}
     thunks: dict[int, HostThunk] = {}
     inner: dict[int, tuple[BodyKernels, ...]] = {}
@@ -214,10 +217,8 @@ def predicted_work(module: LirModule, target: Target) -> int:
 class _Writer:
     """Writes kernels into modules and remembers them by what they compute."""
 
-    def __init__(
-        self, target: Target, flush_bf16: bool, each: Callable[[str], None], source_lines: bool
-    ) -> None:
-        self.units = Units(Module(target, flush_bf16, source_lines), each)
+    def __init__(self, module: Module, each: Callable[[str], None]) -> None:
+        self.units = Units(module, each)
         self.known: dict[str, EmittedKernel | str] = {}
         self.families: dict[tuple[object, ...], EmittedKernel | None] = {}  # None: to be written
 

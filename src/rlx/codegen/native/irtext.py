@@ -54,8 +54,15 @@ __all__ = [
 class Module:
     """One LLVM module under construction for one target."""
 
-    def __init__(self, target: Target, flush_bf16: bool = False, source_lines: bool = False) -> None:
+    def __init__(
+        self,
+        target: Target,
+        flush_bf16: bool = False,
+        source_lines: bool = False,
+        weights_stay: bool = True,
+    ) -> None:
         self.flush_bf16 = flush_bf16  # rounding to bf16 may make denormals zeros
+        self.weights_stay = weights_stay  # whether caches hold all weights from one run to the next
         self.source_lines = source_lines  # whether `@native` functions note their lines, as comments
         self.target = target
         self.relaxed = target.may_fuse  # asked with every choice of lanes

@@ -29,7 +29,7 @@ from rlx.codegen.cpu.product.gemm_driver import (
 from rlx.codegen.cpu.product.gemm_end import Epilogue
 from rlx.codegen.cpu.product.gemm_matrix import MatrixGemm, suits_matrices
 from rlx.codegen.cpu.product.gemm_rows import Prologue
-from rlx.codegen.cpu.product.gemm_tile import LONG, TileWriter
+from rlx.codegen.cpu.product.gemm_tile import LINE, LONG, TileWriter
 from rlx.codegen.cpu.product.microkernel import kind_of, tile_of
 from rlx.codegen.cpu.product.packing import panel_packer, panel_widener, tile_packer
 from rlx.codegen.native.irtext import Module, Value
@@ -73,6 +73,8 @@ _PANELS_AT_ONCE = {1: 4, 2: 2}  # rows -> panels per call where one panel has to
 _WIDEN_TILES = 8  # row tiles from which a panel of 16-bit weights is widened once, not in every tile
 _WIDEN_TILES_IN_STEPS = 3  # the same where widening takes more than an instruction or two
 _STAYS_IN_L3 = 8  # weights of more than one part in so many are gone from L3 when they are needed again
+_STAYS_IN_L2 = 2  # the same of L2, in a program whose weights do not stay in L3
+_AHEAD = 4096  # bytes from the 16-bit weights that few rows read to those that they prefetch
 
 
 def emit_gemm(
@@ -220,12 +222,13 @@ class _Gemm(ProductDriver):
 
     @property
     def near(self) -> Count:
-        """Whether B comes from the caches: packed weights stay there until they are needed again. One stream
-        of 16-bit weights is slower than memory: they count as near.
-        """
-        if not self.spec.b_packed or self.spec.b_dtype is not None:
+        """Whether B comes from the caches: packed weights stay there until they are needed again."""
+        if not self.spec.b_packed:
             return True
-        return self.weights_fit(self.module.target.l3_bytes // _STAYS_IN_L3)
+        target = self.module.target
+        if self.module.weights_stay:
+            return self.weights_fit(target.l3_bytes // _STAYS_IN_L3)
+        return self.weights_fit(target.l2_bytes // _STAYS_IN_L2)
 
     @property
     def group_columns(self) -> int:
@@ -288,12 +291,15 @@ class _Gemm(ProductDriver):
         own = Rows(part, low, high)
 
         near = self.near
+        prefetched = self.spec.b_dtype is not None and near is not True
 
         def by_rows(few: list[int]) -> None:
             """Very few rows have code of their own."""
             if few:
                 if near & (self.m == few[0]):
                     self.skinny(few[0], a, b, c, first, stop)
+                elif prefetched and self.m == few[0]:
+                    self.skinny(few[0], a, b, c, first, stop, far=True)
                 else:
                     by_rows(few[1:])
             elif self.widens:
@@ -312,7 +318,8 @@ class _Gemm(ProductDriver):
             for rows, panels in self.at_once.items()
             if not isinstance(self.full, int) or panels <= self.full
         ]
-        by_rows(few if near is not False and (self.spec.b_packed or self.b_in_place) else [])
+        own_code = near is not False or prefetched
+        by_rows(few if own_code and (self.spec.b_packed or self.b_in_place) else [])
 
     @inline
     def group(self, a: ptr, b: ptr, c: ptr, first: Count, stop: Count, own: Rows, wide: bool = False) -> None:
@@ -445,10 +452,17 @@ class _Gemm(ProductDriver):
         return select(asks, byte_at(panel, offset), panel)
 
     @inline
-    def skinny(self, rows: int, a: ptr, b: ptr, c: ptr, first: Count, stop: Count) -> None:
-        """A matmul of very few rows: several full panels per call give the chains that one panel lacks."""
+    def skinny(self, rows: int, a: ptr, b: ptr, c: ptr, first: Count, stop: Count, far: bool = False) -> None:
+        """A matmul of very few rows: several full panels per call give the chains that one panel lacks.
+
+        `far` weights of 16 bits are prefetched: widening takes so many instructions that a processor does not
+        look far enough ahead. Where a step reads less than a cache line, two panels keep up with memory.
+        """
         panels = self.at_once[rows]
-        function = ptr(Value("ptr", f"@{self.writer.function(rows, self.vectors, panels)}"))
+        if far:
+            panels = min(panels, 2 if self.writer.step_bytes < LINE else 1)
+        name = self.writer.function(rows, self.vectors, panels, ahead=_AHEAD if far else 0)
+        function = ptr(Value("ptr", f"@{name}"))
         whole = max(min(stop, self.full) - first, 0)
         cut = first + udiv(whole, panels) * panels
         if self.b_in_place:

@@ -6,7 +6,8 @@ constants in them; the others come through a `Frame` on the driver's stack.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.cpu.product.gemm_end import TileEnd
@@ -34,6 +35,7 @@ from rlx.codegen.native.words import (
     select,
     splat,
     store,
+    uge,
     umin,
     zext,
 )
@@ -75,6 +77,14 @@ class TileWriter:
         """Bytes of later weights that a step prefetches: a cache line, if it reads as much."""
         return min(self.step_bytes, LINE)
 
+    def bytes_of_step(self, form: TileForm) -> int:
+        """Bytes of a panel that one step of a tile reads."""
+        return self.step_bytes // self.vectors * form.vectors
+
+    def steps_of_lines(self, form: TileForm) -> int:
+        """Steps that read whole cache lines of a panel."""
+        return LINE // math.gcd(self.bytes_of_step(form), LINE)
+
     @property
     def asks_early(self) -> bool:
         """Whether tiles prefetch lines of C before they sum: where the sums take long, and fill C at once."""
@@ -87,12 +97,12 @@ class TileWriter:
         stride = k * (self.vectors * self.kind.lanes) if self.panel_stride is None else self.panel_stride
         return [p * stride + j * vector for p in range(form.panels) for j in range(form.vectors)]
 
-    def function(self, rows: int, vectors: int, panels: int = 1, masked: bool = False) -> str:
+    def function(self, rows: int, vectors: int, panels: int = 1, masked: bool = False, ahead: int = 0) -> str:
         """Name of the function for `rows` x (vectors * panels) accumulators."""
         several = f"x{panels}" if panels > 1 else ""
-        name = f"{self.name}.{rows}x{vectors}{several}" + ("m" if masked else "")
+        name = f"{self.name}.{rows}x{vectors}{several}" + ("m" if masked else "") + ("a" if ahead else "")
         ragged = masked and builder().module.target.has_avx512
-        return compute_tile.written(name, writer=self, form=TileForm(rows, vectors, panels, ragged))
+        return compute_tile.written(name, writer=self, form=TileForm(rows, vectors, panels, ragged, ahead))
 
 
 @dataclass(frozen=True)
@@ -103,6 +113,7 @@ class TileForm:
     vectors: int
     panels: int
     ragged: bool  # whether the last vector of a row has a mask
+    ahead: int = 0  # bytes from what is read of a packed panel to what is prefetched of it
 
     @property
     def width(self) -> int:
@@ -162,9 +173,13 @@ def compute_tile(
         def ask_for_later(step: i64) -> None:
             prefetch(byte_at(later, step * pace), locality=2)
 
-        if panels == 1:
+        if form.ahead:
+            meanwhile = weights_ahead(writer, form, b, k)
+        elif panels == 1:
             meanwhile = ask_for_later
-    sums = accumulate(f, kind, a_places, b_places, k, start, mask if writer.masked_b else None, meanwhile)
+    each = writer.steps_of_lines(form) if form.ahead else 1
+    own_mask = mask if writer.masked_b else None
+    sums = accumulate(f, kind, a_places, b_places, k, start, own_mask, meanwhile, each)
     if writer.quads is not None:
         sums = with_room(kind, writer.quads, panel_places, vectors, a, steps, sums)
 
@@ -186,6 +201,25 @@ def compute_tile(
             finish()
         else:
             tile.put(sums)
+
+
+@inline
+def weights_ahead(writer: TileWriter, form: TileForm, b: ptr, k: Count) -> Callable[[Count], None]:
+    """What prefetches every line of the weights once. Behind the end of its panels, a tile asks for those
+    that follow them."""
+    size = writer.bytes_of_step(form)
+    panel = k * size
+    lines = range(0, writer.steps_of_lines(form) * size, LINE)
+
+    def ask(step: Count) -> None:
+        at = step * size + form.ahead
+        if form.panels > 1:
+            at += select(uge(at, panel), panel * (form.panels - 1), 0)
+        for p in range(form.panels):
+            for line in lines:
+                prefetch(byte_at(b, at + (panel * p + line)))
+
+    return ask
 
 
 # ---- quads

@@ -457,15 +457,16 @@ def accumulate(
     start: Sequence[Value],
     mask: Value | None = None,
     meanwhile: Callable[[Count], None] | None = None,
+    each: int = 1,
 ) -> list[Value]:
     """start[i, j] + the sum over k < depth of rows[i] at k times columns[j] at k, as a list in row order.
 
     Steps of `rows` and `columns` count one group of k. The mask, if any, belongs to the last column vector.
-    `meanwhile(step)` writes what every whole step does besides.
+    `meanwhile(step)` writes what is done besides before `each` whole steps.
     """
     width = len(columns.offsets)
     sums = with_excess(kind, start, width)
-    return without_excess(kind, add_steps(f, kind, rows, columns, depth, sums, mask, meanwhile), width)
+    return without_excess(kind, add_steps(f, kind, rows, columns, depth, sums, mask, meanwhile, each), width)
 
 
 @inline
@@ -478,6 +479,7 @@ def add_steps(
     sums: list[Value],
     mask: Value | None = None,
     meanwhile: Callable[[Count], None] | None = None,
+    each: int = 1,
 ) -> list[Value]:
     """What `accumulate` does to sums `with_excess`."""
     width = len(columns.offsets)
@@ -508,10 +510,15 @@ def add_steps(
         for early in range(whole):
             sums = step(early, kind.group, sums)
     else:
-        for k in loop(whole):
+        several = whole if each == 1 else udiv(whole, each) * each
+        for k in loop(0, several, each):
             if meanwhile is not None:
                 meanwhile(k)
-            sums = step(k, kind.group, sums)
+            for n in range(each):
+                sums = step(k + n, kind.group, sums)
+        if each > 1:
+            for k in loop(several, whole):
+                sums = step(k, kind.group, sums)
     for count in range(1, kind.group):
         sums = sums if rest != count else step(whole, count, sums)
     return sums
