@@ -226,6 +226,15 @@ def _guarded(nbytes: int) -> Region:
     return Region(whole, PAGE + body - nbytes, nbytes, slack=body - nbytes)
 
 
+def map_file(descriptor: int, size: int, arrays: int) -> mmap.mmap:
+    """A read-only mapping of a file whose arrays begin at byte `arrays`: on huge pages where the system has
+    them. No page is read here."""
+    mapping = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+    if size - arrays >= HUGE_PAGE:
+        SYSTEM.use_huge_pages(mapping, arrays, size - arrays)
+    return mapping
+
+
 def drop_pages(array: np.ndarray) -> None:
     """If an array is in the mapping of a file, release its pages; they are read again when needed."""
     base: object = array

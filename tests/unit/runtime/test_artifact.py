@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import io
 import json
 import os
 import struct
@@ -24,7 +25,9 @@ from machines import another
 from rlx.codegen.cpu import kernels
 from rlx.codegen.native import jit
 from rlx.errors import ConfigError, FormatError, InputError, RlxError
+from rlx.ir.text import container as layout
 from rlx.ir.text.container import PROGRAM, VERSION
+from rlx.ir.weights import weight_start
 from rlx.runtime import native_code
 from rlx.runtime.store import container, save
 from rlx.runtime.store.artifact import Artifact, ArtifactWarning
@@ -195,6 +198,38 @@ def test_kernels_with_another_calling_convention_are_not_called(
     for changed in ({"abi": kernels.ABI - 1}, {"abi": None}):
         with pytest.raises(FormatError, match=r"version .* but this RLX calls them by version"):
             kernels.KernelSet.recall(json.dumps(description | changed))
+
+
+class _Writes(io.BytesIO):
+    """A file that notes where arrays of some size are written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[tuple[int, int]] = []
+
+    def write(self, data: Any) -> int:
+        if len(data) > 1 << 16:
+            self.noted.append((self.tell(), len(data)))
+        return super().write(data)
+
+
+def test_arrays_are_written_in_whole_huge_pages() -> None:
+    """Linux keeps what is written at once on a huge page of the file's cache, which is mapped as one."""
+    random, huge = np.random.default_rng(0), 2 << 20
+    sizes = [(3 << 20) + 5, 7, 4096, 2 << 20, 3, 5 << 20, 0, 100_000]
+    arrays = [random.integers(0, 256, size, np.uint8) for size in sizes]
+    file = _Writes()
+    layout.write_to(file, PROGRAM, {"name": "a"}, {"text": b"hello"}, arrays)
+    starts, lengths = zip(*file.noted, strict=True)
+    assert all(start % huge == 0 for start in starts)
+    assert set(lengths[:-1]) == {huge}
+    first, content = starts[0], file.getvalue()
+    end = 0
+    for array in arrays:
+        start = weight_start(end, array.nbytes)
+        assert not any(content[first + end : first + start])
+        end = start + array.nbytes
+        assert content[first + start : first + end] == array.tobytes()
 
 
 def test_weights_are_mapped_and_aligned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,12 +159,12 @@ def write_to(
     for (_, offset, _, _), content in zip(table, parts.values(), strict=True):
         file.seek(base + offset)
         file.write(content)
+    pieces = _Pieces(file, first)
     for (_, _, offset), array in zip(entries, arrays, strict=True):
-        file.seek(first + offset)
         dense = np.ascontiguousarray(array)  # computed here, if it is a lazy one
-        raw = pack(dense, dense.dtype) if packed else dense.reshape(-1).view(np.uint8)
-        file.write(raw.data)
+        pieces.put(offset, pack(dense, dense.dtype) if packed else dense.reshape(-1).view(np.uint8))
         written(dense)
+    pieces.flush()
     file.truncate(total)
     if file.seek(0, os.SEEK_END) < total:  # a file in memory does not grow by that
         file.write(bytes(total - file.tell()))
@@ -176,6 +176,42 @@ def write_to(
     file.seek(0)
     file.write(prefix(kind, encoded, total))
     file.write(encoded)
+
+
+class _Pieces:
+    """Arrays on their way to a file, in pieces that are huge pages of it: Linux keeps each on one such page,
+    which is mapped later.
+
+    >>> import io
+    >>> file = io.BytesIO(b"head")
+    >>> pieces = _Pieces(file, 4)
+    >>> pieces.put(2, np.array([7, 8], np.uint8))
+    >>> pieces.flush()
+    >>> list(file.getvalue()[4:])
+    [0, 0, 7, 8]
+    """
+
+    def __init__(self, file: BinaryIO, first: int) -> None:
+        self.file, self.at = file, first  # where the piece begins
+        self.piece, self.filled = np.zeros(HUGE_PAGE, np.uint8), 0
+        self.end = 0  # of what has been put, from the first array on
+
+    def put(self, offset: int, raw: Bytes) -> None:
+        """Take bytes that come `offset` behind the first; offsets ascend. What is between them is zero."""
+        for part in (np.broadcast_to(np.uint8(0), offset - self.end), raw):
+            while part.size:
+                count = min(part.size, HUGE_PAGE - self.filled)
+                self.piece[self.filled : self.filled + count] = part[:count]
+                part, self.filled = part[count:], self.filled + count
+                if self.filled == HUGE_PAGE:
+                    self.flush()
+        self.end = offset + raw.size
+
+    def flush(self) -> None:
+        """Write what is there."""
+        self.file.seek(self.at)
+        self.file.write(self.piece[: self.filled].data)
+        self.at, self.filled = self.at + self.filled, 0
 
 
 def numbered(tables: Mapping[str, Mapping[str, Stored]]) -> tuple[dict[str, dict[str, int]], list[Stored]]:

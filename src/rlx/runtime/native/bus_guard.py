@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import mmap
 import signal
 import threading
 import weakref
@@ -36,7 +35,7 @@ from rlx.codegen.native.words import (
     variable,
 )
 from rlx.driver.copy.native import c_function
-from rlx.runtime.memory import PAGE, table
+from rlx.runtime.memory import PAGE, map_file, table
 from rlx.runtime.native.code import build
 from rlx.runtime.store.cache import default_cache
 from rlx.system import SYSTEM
@@ -106,7 +105,8 @@ def is_available() -> bool:
 
 
 class Guarded:
-    """A read-only mapping of a file whose missing pages read as zeros; `broken` tells of them.
+    """A read-only mapping of a file whose missing pages read as zeros; `broken` tells of them. `arrays` is as
+    for `map_file`.
 
     >>> import os, tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -117,8 +117,8 @@ class Guarded:
     (7, 0, True)
     """
 
-    def __init__(self, descriptor: int, size: int) -> None:
-        mapping = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+    def __init__(self, descriptor: int, size: int, arrays: int = 0) -> None:
+        mapping = map_file(descriptor, size, arrays)
         self.array = np.frombuffer(mapping, np.uint8)
         self._place = _guard().watch(self.array.ctypes.data, size)
         # Arrays over the mapping may outlive this object: the range is forgotten with the mapping itself.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import BinaryIO
@@ -14,7 +13,7 @@ from rlx import config
 from rlx.files import Json, file_boundary, identity, open_plain
 from rlx.ir.text import container as layout
 from rlx.ir.text.container import PROGRAM, Bytes, File, Seal, Stored, read_blocks, read_into, sha256
-from rlx.runtime.memory import allocate, drop_pages
+from rlx.runtime.memory import allocate, drop_pages, map_file
 from rlx.runtime.native.bus_guard import Guarded, is_available
 from rlx.system import SYSTEM
 
@@ -91,7 +90,7 @@ class Container(File):
         number = file.fileno()
         self.is_own = _is_own(number, self.path)
         if self.is_own:
-            mapped = np.frombuffer(mmap.mmap(number, self._size, access=mmap.ACCESS_READ), np.uint8)
+            mapped = np.frombuffer(map_file(number, self._size, self._first), np.uint8)
             self._head, self._arrays = mapped[: self._first], mapped[self._first :]
         else:
             self._head = _held(file, 0, self._first)
@@ -103,7 +102,7 @@ class Container(File):
         """The bytes of all arrays of a file that is not our own."""
         with self._file, file_boundary(self.path):
             if is_available() and (self.stay_in_file or self._size - self._first > MOST_READ):
-                self._guarded = Guarded(self._file.fileno(), self._size)
+                self._guarded = Guarded(self._file.fileno(), self._size, self._first)
                 return self._guarded.array[self._first :]
             return _held(self._file, self._first, self._size - self._first)
 
