@@ -109,6 +109,26 @@ def quantised(bits: int, scale: str, zeros: bool) -> tuple[Graph, dict[str, np.n
     return g, {"x": rng.standard_normal((5, k)).astype(np.float32)}
 
 
+def shared_factors(bits: int) -> tuple[Graph, dict[str, np.ndarray]]:
+    """A matmul with minimums, whose factors are codes with factors of 8 groups."""
+    rng, (k, n, group) = np.random.default_rng(0), (300, 50, 32)
+    g = Graph("shared")
+
+    def held(name: str, value: np.ndarray) -> rlx.Node:
+        return g.param(name, value.shape, dtype(value.dtype), value=value)
+
+    def factor(name: str) -> rlx.Node:
+        codes = held(f"{name}.codes", rng.integers(0, 64, (10, n)).astype(np.int8))
+        of_blocks = held(name, rng.uniform(0.01, 0.02, (2, n)).astype(np.float16))
+        return rlx.ops.dequantize_groups(codes, of_blocks, bits=8, group=8)
+
+    codes = held("codes", rng.integers(0, 1 << bits, (k, n)).astype(np.uint8))
+    how = {"bits": bits, "group": group, "minimums": True}
+    w = rlx.ops.dequantize_groups(codes, factor("scales"), factor("minimums"), **how)
+    g.output("y", rlx.ops.relu(g.input("x", ("m", k), "f32") @ w + 1.0))
+    return g, {"x": rng.standard_normal((5, k)).astype(np.float32)}
+
+
 def half(kind: str) -> tuple[Graph, dict[str, np.ndarray]]:
     """A table of 16 bits that is read by rows and multiplied by, and another matrix."""
     rng = np.random.default_rng(0)
@@ -130,6 +150,8 @@ PROGRAMS: dict[str, Callable[[], tuple[Graph, dict[str, np.ndarray]]]] = {
     "quantised-4-zeros": lambda: quantised(4, "float16", True),
     "quantised-8": lambda: quantised(8, "float16", False),
     "quantised-8-zeros": lambda: quantised(8, "float32", True),
+    "quantised-4-shared": lambda: shared_factors(4),
+    "quantised-8-shared": lambda: shared_factors(8),
     "half-bf16": lambda: half("bf16"),
     "half-f16": lambda: half("f16"),
 }

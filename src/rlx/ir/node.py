@@ -73,10 +73,17 @@ class Node:
     @property
     def reader_side(self) -> bool:
         """Whether a value belongs to its readers, as a view on its first operand that they read in place."""
+        return self.op.reader_side or (self.op.decodes and self.storage is not None)
+
+    @property
+    def storage(self) -> Node | None:
+        """What a value that belongs to its readers is read from; None if that is not one thing."""
+        if self.op.reader_side:
+            return self.operands[0]
         if not self.op.decodes:
-            return self.op.reader_side
-        stored = {o.operands[0].id if o.op.reader_side else -1 for o in self.operands}
-        return len(stored) == 1 and -1 not in stored
+            return None
+        first, *others = (o.storage for o in self.operands)
+        return first if all(other is first for other in others) else None
 
     def __repr__(self) -> str:
         args = ", ".join(f"%{o.id}" for o in self.operands)

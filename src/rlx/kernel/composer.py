@@ -25,7 +25,14 @@ from rlx.kernel.form import (
     dense_strides,
 )
 from rlx.kernel.legality import same_space
-from rlx.kernel.lowering import guard_loads, lower_node, pieces_body, storage_of_codes, stored_operand
+from rlx.kernel.lowering import (
+    guard_loads,
+    lower_node,
+    pieces_body,
+    stated_layouts,
+    storage_of_codes,
+    stored_operand,
+)
 from rlx.kernel.nests import (
     ComposeError,
     Computed,
@@ -342,7 +349,7 @@ class Composer:
             raise ComposeError("the right operand of a contraction is read from memory", root.where)
         layout = self._layout_of(root.operands[1])
         if self.coded is not None:
-            layout = (*root.attrs.items(), ("layouts", tuple(o.attrs["layout"] for o in root.operands[1:])))
+            layout = (*root.attrs.items(), ("layouts", stated_layouts(root.operands[1:])))
         read = [operand for operand in (lhs, rhs) if operand.prim == "load"]
         for operand in read[:-1] if layout else read:
             if any(affine(i, len(space)) is None for i in operand.args):
@@ -391,8 +398,7 @@ class Composer:
             return None
         if not node.op.decodes:
             return tuple(node.attrs.items())
-        parts = tuple([o.attrs.get("layout") for o in node.operands])
-        return (*node.attrs.items(), ("layouts", parts))
+        return (*node.attrs.items(), ("layouts", stated_layouts(node.operands)))
 
     def _reads_codes(self, node: Node, form: Form) -> bool:
         """Whether a node multiplies codes, which share a storage with their factors."""

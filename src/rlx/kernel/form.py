@@ -89,12 +89,13 @@ class Contract:
 class CodedContract:
     """A contraction of rows, rounded to i8 by groups along k, with codes [k, n] of `bits` bits.
 
-    Operands are x, codes, scales and perhaps zeros. It is no `Contract`: it is not linear in x.
+    Operands are x, codes, scales and perhaps zeros or minimums. It is no `Contract`: it is not linear in x.
     """
 
     contract: Contract
     bits: int
     group: int
+    minimums: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from rlx.ir.attr import attr_key
@@ -37,15 +38,23 @@ def _form_of(node: Node) -> Form:
 
 def stored_operand(node: Node) -> Node:
     """The storage behind a value that belongs to its readers."""
-    return node.operands[0].operands[0] if node.op.decodes else node.operands[0]
+    found = node.storage
+    assert found is not None, node
+    return found
 
 
 def storage_of_codes(node: Node) -> Node | None:
     """The storage that a matmul of codes reads these and their factors from; None if they are apart."""
-    if not all(o.reader_side for o in node.operands[1:]):
-        return None
-    first, *others = (stored_operand(o) for o in node.operands[1:])
-    return first if all(other.id == first.id for other in others) else None
+    first, *others = (o.storage for o in node.operands[1:])
+    return first if all(other is first for other in others) else None
+
+
+def stated_layouts(parts: Sequence[Node]) -> tuple[object, ...]:
+    """How the parts of a matrix are stored: a layout each, or attributes and layouts if they are decoded."""
+    return tuple(
+        (*o.attrs.items(), ("layouts", stated_layouts(o.operands))) if o.op.decodes else o.attrs["layout"]
+        for o in parts
+    )
 
 
 def pieces_body(form: Pieces) -> Scalar:

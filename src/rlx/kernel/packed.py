@@ -1,7 +1,7 @@
 """Elements in bytes: how the tensors that share a storage of bytes write each of theirs.
 
-Such a layout names its elements: `f16` are two bytes, `i4+8` four bits that hold the element plus 8. Elements
-of 4 bits are two to a byte, the first in the low half.
+Such a layout names its elements: `f16` are two bytes, `i4+8` four bits that hold the element plus 8, `u4`
+four bits that hold it as it is. Elements of 4 bits are two to a byte, the first in the low half.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import ShapeError
-from rlx.ir.dtype import F16, F32, I8, DType
+from rlx.ir.dtype import F16, F32, I8, U8, DType
 from rlx.records import dataclass
 
 
@@ -36,9 +36,10 @@ class Element:
         """Elements as they are stored; what does not fit in the bits is refused."""
         if self.dtype.is_float or (x.dtype == self.dtype.np and self.bits == 8):
             return x.astype(self.dtype.np, copy=False)  # the reference may hold floats in more bits
-        middle = 1 << (self.bits - 1)
-        if x.size and (x.min() < -middle or x.max() >= middle):
-            told = f"codes of {self.bits} bits must be in {-middle}..{middle - 1}"
+        low = -(1 << (self.bits - 1)) if self.dtype.is_signed else 0
+        high = low + (1 << self.bits) - 1
+        if x.size and (x.min() < low or x.max() > high):
+            told = f"codes of {self.bits} bits must be in {low}..{high}"
             raise ShapeError(f"{told}, not {x.min()}..{x.max()}")
         return np.asarray(x + self.shift, self.dtype.np).view(self.unit)
 
@@ -66,7 +67,9 @@ ELEMENTS = {
     e.name: e
     for e in (
         Element("i4+8", I8, 4, 8),
+        Element("u4", U8, 4),
         Element("i8", I8, 8),
+        Element("u8", U8, 8),
         Element("f16", F16, 16),
         Element("f32", F32, 32),
     )

@@ -20,7 +20,7 @@ from rlx.records import dataclass
 
 PANEL_VECTORS = 2  # of columns, in panels of quantised weights
 _SCALE_BYTES = {"f16": 2, "f32": 4}
-_CODES = {4: "i4+8", 8: "i8"}  # elements of that many bits
+_CODES = {(4, False): "i4+8", (8, False): "i8", (4, True): "u4", (8, True): "u8"}  # by bits, unsigned
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,19 @@ class KernelPanels:
 
 @dataclass(frozen=True)
 class QuantLayout:
-    """A matrix of quantised weights in panels, of groups, of scales, zeros (if any) and codes.
+    """A matrix of quantised weights in panels, of blocks, of factors and codes.
+
+    Factors are scales and perhaps zeros or minimums; codes with minimums are unsigned. A block is one group.
+    With `block`, it is that many: a factor of a group is then a code of 8 bits times a factor of the block,
+    and in front of the codes of all groups are the factors of the block, then the codes of factors.
 
     4-bit codes come as one 32-bit word per column and 8 k: the even k in the low half, the odd in the high.
     8-bit codes come k by k; in quads, four k of a column together.
 
     >>> QuantLayout(64, 32, bits=4, group=32, lanes=16, scale="f16").nbytes
     1152
+    >>> QuantLayout(256, 32, bits=4, group=32, lanes=16, scale="f16", minimums=True, block=8).nbytes
+    4736
     """
 
     k: int
@@ -149,8 +155,10 @@ class QuantLayout:
     lanes: int
     scale: str = "f32"
     zeros: bool = False
-    zero: str = ""  # dtype of zeros, where it is another than that of scales
+    zero: str = ""  # dtype of zeros or minimums, where it is another than that of scales
     quads: bool = False
+    minimums: bool = False
+    block: int = 0
 
     def __post_init__(self) -> None:
         if self.zero == self.scale:
@@ -159,6 +167,13 @@ class QuantLayout:
             raise ShapeError(f"quantised weights have 4 or 8 bits, not {self.bits}; quads are of 8 bits")
         if self.group < 8 or self.group % 8:
             raise ShapeError(f"a group of quantised weights is a multiple of 8 along k, not {self.group}")
+        if (self.zeros and self.minimums) or self.block < 0:
+            raise ShapeError("quantised weights have zeros or minimums, and blocks of some groups")
+
+    @property
+    def shifted(self) -> bool:
+        """Whether groups have a second factor: zeros or minimums."""
+        return self.zeros or self.minimums
 
     @property
     def columns(self) -> int:
@@ -179,23 +194,48 @@ class QuantLayout:
         return self.groups * self.group
 
     @property
-    def factors_bytes(self) -> int:
-        """Bytes of the scales of a group, which come first."""
-        return self.columns * _SCALE_BYTES[self.scale]
+    def together(self) -> int:
+        """Groups of a block."""
+        return max(self.block, 1)
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.groups // self.together)
+
+    @property
+    def factor_starts(self) -> tuple[int, ...]:
+        """Where in a block factors begin: scales, which come first, then zeros or minimums."""
+        return (0, self.columns * _SCALE_BYTES[self.scale])[: 1 + self.shifted]
+
+    @property
+    def factor_codes_starts(self) -> tuple[int, ...]:
+        """Where in a block the codes of factors begin, a row for each group; none if there are none."""
+        last = self.scale if not self.shifted else self.zero or self.scale
+        first = self.factor_starts[-1] + self.columns * _SCALE_BYTES[last]
+        return tuple(first + i * self.block * self.columns for i in range(1 + self.shifted))
 
     @property
     def codes_start(self) -> int:
-        return self.factors_bytes + (
-            self.columns * _SCALE_BYTES[self.zero or self.scale] if self.zeros else 0
-        )
+        """Where in a block the codes of its groups begin, one group after the other."""
+        return self.factor_codes_starts[-1] + self.block * self.columns
+
+    @property
+    def codes_bytes(self) -> int:
+        """Bytes of the codes of a group."""
+        return self.columns * self.group * self.bits // 8
+
+    @property
+    def block_bytes(self) -> int:
+        return self.codes_start + self.together * self.codes_bytes
 
     @property
     def group_bytes(self) -> int:
-        return self.codes_start + self.columns * self.group * self.bits // 8
+        """Bytes of a group with its part of the factors, rounded up."""
+        return -(-self.block_bytes // self.together)
 
     @property
     def panel_bytes(self) -> int:
-        return self.groups * self.group_bytes
+        return self.blocks * self.block_bytes
 
     @property
     def nbytes(self) -> int:
@@ -212,17 +252,18 @@ class QuantLayout:
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """Where codes [k, n], scales and (if there are some) zeros [groups, n] are stored, in this order."""
+        """Where codes [k, n], scales and (if there are some) zeros or minimums [groups, n] are stored, in
+        this order; with blocks, the codes [groups, n] and the factors [blocks, n] of each of these."""
         return _quantised(self)
 
     def pack(self, codes: np.ndarray, *factors: np.ndarray) -> np.ndarray:
-        """Codes (-8..7 or -128..127), scales and zeros as kernels read them.
+        """Codes (-8..7 or -128..127; with minimums 0..15 or 0..255) and all others as kernels read them.
 
         >>> layout = QuantLayout(8, 1, bits=8, group=8, lanes=4)
         >>> layout.pack(np.ones((8, 1), np.int8), np.ones((1, 1), np.float32)).shape
         (96,)
         """
-        if len(factors) != 1 + self.zeros:
+        if len(factors) != len(self.layouts) - 1:
             raise ShapeError("zeros are given exactly when the layout has them")
         stored = None
         for x, own in zip((codes, *factors), self.layouts, strict=True):
@@ -232,9 +273,9 @@ class QuantLayout:
 
 
 def quantised_of(
-    layouts: Sequence[Layout], group: int, lanes: int, quads: bool = False
+    layouts: Sequence[Layout], group: int, lanes: int, quads: bool = False, block: int = 0
 ) -> QuantLayout | None:
-    """The panels that layouts of codes, scales and zeros consist of, None if they are others.
+    """The panels that layouts of codes and factors consist of, None if they are others.
 
     >>> own = QuantLayout(16, 8, bits=4, group=16, lanes=4)
     >>> quantised_of(own.layouts, 16, 4) == own, quantised_of(own.layouts, 8, 4)
@@ -242,14 +283,28 @@ def quantised_of(
     """
     names = ["" if own.packed is None else own.packed.name for own in layouts]
     sizes = layouts[0].sizes if layouts else ()
-    known = [bits for bits, name in _CODES.items() if name in names[:1]]
-    if not known or len(names) not in (2, 3) or not all(name in _SCALE_BYTES for name in names[1:]):
+    known = [key for key, name in _CODES.items() if name in names[:1]]
+    factors = names[2::2] if block else names[1:]
+    if not known or len(factors) not in (1, 2) or not all(name in _SCALE_BYTES for name in factors):
         return None
-    if len(sizes) != 2 or group < 8 or group % 8:
+    if len(sizes) != 2 or group < 8 or group % 8 or block < 0:
         return None
     k, n = (size or 0 for size in sizes)
+    (bits, minimums), shifted = known[0], len(factors) == 2
+    if minimums > shifted:
+        return None
     found = QuantLayout(
-        k, n, known[0], group, lanes, names[1], len(names) == 3, names[-1], quads and known[0] == 8
+        k,
+        n,
+        bits,
+        group,
+        lanes,
+        factors[0],
+        shifted and not minimums,
+        factors[-1],
+        quads and bits == 8,
+        minimums,
+        block,
     )
     return found if found.layouts == tuple(layouts) else None
 
@@ -396,7 +451,8 @@ def _blocks(b: ChannelBlocks) -> Layout:
 
 @lru_cache(1024)
 def _quantised(q: QuantLayout) -> tuple[Layout, ...]:
-    codes, scale, zero = (ELEMENTS[name] for name in (_CODES[q.bits], q.scale, q.zero or q.scale))
+    names = (_CODES[q.bits, q.minimums], q.scale, q.zero or q.scale)
+    codes, *kinds = (ELEMENTS[name] for name in names[: 2 + q.shifted])
     inside: tuple[tuple[int, int], ...]
     inside, column = ((q.group, q.columns),), 1
     if q.bits == 4:
@@ -405,18 +461,22 @@ def _quantised(q: QuantLayout) -> tuple[Layout, ...]:
         inside, column = ((q.group // 4, q.columns * 4), (4, 1)), 4
 
     def part(
-        element: Element, rows: int, start: int, digits: Sequence[tuple[int, int]], column: int
+        element: Element, rows: int, start: int, digits: Sequence[tuple[int, int]] = (), column: int = 1
     ) -> Layout:
-        """Groups and panels are as far apart as all parts together need."""
+        """Blocks and panels are as far apart as all parts together need."""
 
         def far(nbytes: int) -> int:
             return 8 * nbytes // element.bits
 
-        down = _side(0, rows, (q.groups, far(q.group_bytes)), *digits)
+        down = _side(0, rows, (q.blocks, far(q.block_bytes)), *digits)
         across = _side(0, q.n, (q.panels, far(q.panel_bytes)), (q.columns, column))
         boxes = (Box((down, across), far(start)),) if q.nbytes else ()
         return Layout(((rows,), (q.n,)), (q.nbytes,), boxes, element)
 
-    factors = [part(scale, q.groups, 0, (), 1)]
-    factors += [part(zero, q.groups, q.factors_bytes, (), 1)] if q.zeros else []
-    return part(codes, q.k, q.codes_start, inside, column), *factors
+    groups = (q.together, 8 * q.codes_bytes // codes.bits)
+    parts = [part(codes, q.k, q.codes_start, (groups, *inside), column)]
+    for kind, start, codes_start in zip(kinds, q.factor_starts, q.factor_codes_starts, strict=True):
+        if q.block:
+            parts.append(part(ELEMENTS["i8"], q.groups, codes_start, ((q.block, q.columns),)))
+        parts.append(part(kind, q.blocks, start))
+    return tuple(parts)

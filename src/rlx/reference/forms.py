@@ -165,8 +165,11 @@ def _coded(form: CodedContract, operands: Arrays, binding: Mapping[str, int]) ->
     rounded = (rows.astype(np.float64) * scales[..., None]).reshape(
         *x.shape[:-1], rows.shape[-2] * form.group
     )
-    scale, *zero = (np.repeat(f.astype(np.float64), form.group, axis=-2)[..., :k, :] for f in factors)
-    weights = (codes - zero[0] if zero else codes) * scale
+    scale, *second = (np.repeat(f.astype(np.float64), form.group, axis=-2)[..., :k, :] for f in factors)
+    if form.minimums:
+        weights = codes * scale - second[0]
+    else:
+        weights = (codes - second[0] if second else codes) * scale
     inner = replace(form.contract, accumulate=F64)
     return _contract(inner, (rounded[..., :k], weights), binding)
 

@@ -129,7 +129,8 @@ def _coding(product: Node) -> object:
 
 
 def _kind_of_codes(node: Node, parts: Sequence[Node]) -> object:
-    return node.op.name, tuple(sorted(node.attrs.items())), tuple(o.dtype for o in parts)
+    kinds = tuple(_kind_of_codes(o, o.operands) if o.op.decodes else o.dtype for o in parts)
+    return node.op.name, tuple(sorted(node.attrs.items())), kinds
 
 
 def _is_plain(node: Node) -> bool:
@@ -278,7 +279,17 @@ def _joined_product(branches: Sequence[Branch], mapping: Mapping[int, Node]) -> 
 
 def _beside(parts: Sequence[Sequence[Node]], mapping: Mapping[int, Node]) -> list[Node]:
     """The columns of the first parts of all, of their second ones, and so on."""
-    return [get_op("concat")(*(mapping[o.id] for o in same), axis=1) for same in zip(*parts, strict=True)]
+    return _joined_parts([[mapping[o.id] for o in own] for own in parts])
+
+
+def _joined_parts(parts: Sequence[Sequence[Node]]) -> list[Node]:
+    """Parts of several matrices side by side; those of fewer bits stay so, too."""
+    return [
+        same[0].op(*_joined_parts([o.operands for o in same]), **same[0].attrs)
+        if same[0].op.decodes
+        else get_op("concat")(*same, axis=1)
+        for same in zip(*parts, strict=True)
+    ]
 
 
 def _joined_weight(branches: Sequence[Branch], mapping: Mapping[int, Node]) -> Node:
@@ -291,8 +302,7 @@ def _joined_weight(branches: Sequence[Branch], mapping: Mapping[int, Node]) -> N
     if _coding(branches[0].product) is None:
         made: Node = concat(*weights, axis=1)
         return made
-    parts = [concat(*same, axis=1) for same in zip(*(w.operands for w in weights), strict=True)]
-    made = weights[0].op(*parts, **weights[0].attrs)
+    (made,) = _joined_parts([[w] for w in weights])
     return made
 
 

@@ -18,7 +18,8 @@ from rlx.rewrite.weight_layout import is_row_gather, turned
 
 
 def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
-    """Products x @ dequantize_groups(...) of f32 with constant codes read the codes.
+    """Products x @ dequantize_groups(...) of f32 with constant codes read the codes. Factors that are
+    dequantised themselves stay codes, too.
 
     Those of rounded rows (`coded_matmul`) have no other kernel: codes that are not constant are packed in
     every run.
@@ -89,9 +90,11 @@ def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
             if table.id not in packed:
                 packed[table.id] = _stored(own, lanes)
             stored = packed[table.id].operands
-        layouts = tuple(part.attrs["layout"] for part in stored)
-        group = table.attrs["group"]
-        made = gather_stored(stored[0].operands[0], operands[1], layouts=layouts, group=group)
+        layouts = tuple(part.attrs["layout"] for part in _flat(stored))
+        own_group, block = table.attrs["group"], _block(stored)
+        made = gather_stored(
+            stored[0].operands[0], operands[1], layouts=layouts, group=own_group, block=block
+        )
         return made
 
     return rewrite(graph, visit)
@@ -105,7 +108,7 @@ def is_stored(product: Node) -> bool:
 
 def _key(how: Node, parts: Sequence[Node]) -> tuple[int, ...]:
     """What tells a matrix of codes, scales and zeros from others."""
-    return (how.attrs["bits"], how.attrs["group"], *(part.id for part in parts))
+    return (how.attrs["bits"], how.attrs["group"], how.attrs["minimums"], *(part.id for part in parts))
 
 
 def can_be_stored(matrix: Node) -> bool:
@@ -123,11 +126,47 @@ def _parts(parts: Sequence[Node], how: Node, lanes: int, quads: bool = False) ->
     """The same codes, scales and zeros, read from the storage that they share; `how` has their attributes."""
     codes, *factors = parts
     k, n = map(int, codes.shape)
-    kinds = [F16 if f.dtype is F16 else F32 for f in factors]
-    bits, group = how.attrs["bits"], how.attrs["group"]
-    names = [kind.name for kind in kinds]
-    layouts = QuantLayout(k, n, bits, group, lanes, names[0], len(names) == 2, names[-1], quads).layouts
-    stored = store_as(codes, layout=layouts[0])
-    for factor, kind, layout in zip(factors, kinds, layouts[1:], strict=True):
-        stored = store_as(factor if factor.dtype is kind else cast(factor, dtype=kind), stored, layout=layout)
-    return [read_as(stored, layout=own) for own in layouts]
+    block = _block(parts)
+    numbers = [f.operands[1] if block else f for f in factors]
+    kinds = [F16 if f.dtype is F16 else F32 for f in numbers]
+    names, shifted, minimums = [kind.name for kind in kinds], len(kinds) == 2, how.attrs["minimums"]
+    layout = QuantLayout(
+        k,
+        n,
+        how.attrs["bits"],
+        how.attrs["group"],
+        lanes,
+        names[0],
+        shifted and not minimums,
+        names[-1],
+        quads,
+        minimums,
+        block,
+    )
+    numbers = [f if f.dtype is kind else cast(f, dtype=kind) for f, kind in zip(numbers, kinds, strict=True)]
+    pairs = [(f.operands[0], x) if block else (x,) for f, x in zip(factors, numbers, strict=True)]
+    stored = store_as(codes, layout=layout.layouts[0])
+    for part, own in zip([x for pair in pairs for x in pair], layout.layouts[1:], strict=True):
+        stored = store_as(part, stored, layout=own)
+    read, *rest = [read_as(stored, layout=own) for own in layout.layouts]
+    if not block:
+        return [read, *rest]
+    return [
+        read,
+        *(f.op(*rest[2 * i : 2 * i + 2], **f.attrs) for i, f in enumerate(factors)),
+    ]
+
+
+def _flat(parts: Sequence[Node]) -> list[Node]:
+    """Codes and factors, of factors that are codes these and their own."""
+    return [x for part in parts for x in (part.operands if part.op.decodes else (part,))]
+
+
+def _block(parts: Sequence[Node]) -> int:
+    """How many groups share a factor of their factors: these are codes of 8 bits times numbers. 0 where they
+    are numbers themselves."""
+    factors = parts[1:]
+    if not all(f.op.decodes and len(f.operands) == 2 and f.attrs["bits"] == 8 for f in factors):
+        return 0
+    groups = {int(f.attrs["group"]) for f in factors}
+    return groups.pop() if len(groups) == 1 and all(f.operands[0].rank == 2 for f in factors) else 0

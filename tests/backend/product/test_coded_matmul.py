@@ -10,13 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 import rlx
+from coded_weights import SHIFTS, Coded, coded_weights, shift_name
 from machines import executable, on_targets
 from rlx import ops
 from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm, quant_layout
 from rlx.codegen.native import jit
 from rlx.codegen.native.irtext import Module
 from rlx.ir.dim import sym
-from rlx.ir.dtype import dtype
 from rlx.kernel.panels import QuantLayout
 from rlx.kernel.rounded import round_groups
 from rlx.target.cpu import Target, resolve
@@ -29,16 +29,8 @@ class Product:
     """Random weights in a layout, and the kernel that multiplies rounded rows by them."""
 
     def __init__(self, target: Target, layout: QuantLayout, extreme: bool = False) -> None:
-        rng = np.random.default_rng(layout.k)
-        low = -(1 << (layout.bits - 1))
-        ends = (low, -low - 1) if extreme else (low, -low)
-        shape = (layout.k, layout.n)
-        self.layout = layout
-        self.codes = (rng.choice(ends, shape) if extreme else rng.integers(*ends, shape)).astype(np.int8)
-        self.factors = [rng.uniform(0.01, 0.1, (layout.groups, layout.n)).astype(dtype(layout.scale).np)]
-        if layout.zeros:
-            self.factors.append(rng.uniform(-4, 4, self.factors[0].shape).astype(dtype(layout.scale).np))
-        self.packed = layout.pack(self.codes, *self.factors)
+        self.layout, self.weights = layout, coded_weights(layout, extreme)
+        self.packed = self.weights.packed
         module = Module(target)
         info = emit_quant_gemm(
             module,
@@ -64,9 +56,9 @@ class Product:
         return y[: len(x)]
 
     def check(self, x: Array, threads: int = 1) -> None:
-        bits, group = self.layout.bits, self.layout.group
+        own = self.weights
         with np.errstate(invalid="ignore"):
-            wanted = ops.coded_matmul(x, self.codes, *self.factors, bits=bits, group=group)
+            wanted = ops.coded_matmul(x, own.codes, *own.factors, **own.options)
         same(self.run(x, threads), wanted)
 
 
@@ -91,12 +83,12 @@ SHAPES = [(64, 32, 32), (96, 200, 32), (40, 5, 8), (100, 33, 16), (1, 1, 32), (3
 
 @every_target
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("shift", SHIFTS, ids=shift_name)
 @pytest.mark.parametrize(("k", "n", "group"), SHAPES)
 def test_bits_are_those_of_the_reference(
-    target: Target, bits: int, zeros: bool, k: int, n: int, group: int
+    target: Target, bits: int, shift: dict[str, Any], k: int, n: int, group: int
 ) -> None:
-    product = Product(target, quant_layout(k, n, target, bits, group, "f16" if zeros else "f32", zeros, "i8"))
+    product = Product(target, quant_layout(k, n, target, bits, group, precision="i8", **shift))
     for rows in (0, 1, 2, 3, 7, 13, 40):
         product.check(rows_of(rows, k))
     product.check(rows_of(150, k), threads=3)
@@ -105,14 +97,16 @@ def test_bits_are_those_of_the_reference(
 @every_target
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group", [32, 128])
-def test_nothing_saturates(target: Target, bits: int, group: int) -> None:
+@pytest.mark.parametrize("minimums", [False, True])
+def test_nothing_saturates(target: Target, bits: int, group: int, minimums: bool) -> None:
     """All codes and numbers at their ends: sums of pairs are the largest that there are."""
-    product = Product(target, quant_layout(256, 40, target, bits, group, precision="i8"), extreme=True)
+    layout = quant_layout(256, 40, target, bits, group, precision="i8", minimums=minimums)
+    product = Product(target, layout, extreme=True)
     signs = np.sign(np.random.default_rng(0).standard_normal((20, 256))).astype(np.float32)
     signs[0], signs[1] = 1, -1
     product.check(signs)
-    product.codes[:] = -(1 << (bits - 1))
-    product.packed = product.layout.pack(product.codes, *product.factors)
+    product.weights.codes[:] = (1 << bits) - 1 if minimums else -(1 << (bits - 1))
+    product.packed = product.weights.packed
     product.check(signs)
 
 
@@ -124,29 +118,25 @@ def test_rounding() -> None:
     assert scales[:2].tolist() == [1, 0] and np.isnan(scales[2:]).all()
 
 
-def program_of(bits: int, zeros: bool, m: Any, **options: Any) -> tuple[Any, list[Array]]:
-    k, n, group, rng = 72, 50, 32, np.random.default_rng(0)
-    codes = rng.integers(-(1 << (bits - 1)), 1 << (bits - 1), (k, n)).astype(np.int8)
-    factors = [rng.uniform(0.1, 1, (3, n)).astype(np.float32) for _ in range(1 + zeros)]
+def program_of(bits: int, shift: dict[str, Any], m: Any, **options: Any) -> tuple[Any, Coded]:
+    weights = coded_weights(quant_layout(72, 50, resolve("host"), bits, precision="i8", **shift))
     g = rlx.Graph("coded")
-    held = [g.param(f"p{i}", f.shape, "f32", value=f) for i, f in enumerate(factors)]
-    q = g.param("q", codes.shape, "i8", value=codes)
-    x = g.input("x", (m, k), "f32")
-    g.output("y", ops.relu(ops.coded_matmul(x, q, *held, bits=bits, group=group) + 1.0))
-    return rlx.compile(g, **options), [codes, *factors]
+    x = g.input("x", (m, 72), "f32")
+    g.output("y", ops.relu(ops.coded_matmul(x, *weights.nodes(g), **weights.options) + 1.0))
+    return rlx.compile(g, **options), weights
 
 
-@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("shift", SHIFTS, ids=shift_name)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_program_keeps_the_weights_in_their_bits(bits: int, zeros: bool) -> None:
+def test_a_program_keeps_the_weights_in_their_bits(bits: int, shift: dict[str, Any]) -> None:
     """Product, bias and activation are one kernel that reads the codes; rows of any number."""
-    program, weights = program_of(bits, zeros, "m")
+    program, weights = program_of(bits, shift, "m")
     assert program.stats["kernels"] == 1 and not program.stats["host_thunks"]
-    assert program.memory({"m": 4})["weight"] < weights[0].size * bits // 8 + 4096
+    assert program.memory({"m": 4})["weight"] <= weights.packed.nbytes + 256
     for m in (1, 2, 7, 33):
         x = rows_of(m, 72)
         with np.errstate(invalid="ignore"):
-            sums = ops.coded_matmul(x, *weights, bits=bits, group=32)
+            sums = ops.coded_matmul(x, weights.codes, *weights.factors, **weights.options)
             wanted = np.where(np.isnan(sums), sums, np.maximum(sums + np.float32(1), 0))
         same(program(x), wanted)
 
@@ -183,6 +173,10 @@ def test_refusals() -> None:
         ops.coded_matmul(x[:, :7], codes, scales)
     with pytest.raises(rlx.errors.ShapeError, match="not one row for each group"):
         ops.coded_matmul(x, codes, scales, group=4)
+    with pytest.raises(rlx.errors.ShapeError, match="takes codes, scales and minimums"):
+        ops.coded_matmul(x, codes.view(np.uint8), scales, group=8, minimums=True)
+    with pytest.raises(rlx.errors.DTypeError, match="are not a matrix of u8"):
+        ops.coded_matmul(x, codes, scales, scales, group=8, minimums=True)
 
 
 def test_layouts() -> None:

@@ -11,13 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 import rlx
+from coded_weights import SHIFTS, coded_weights, shift_name
 from machines import executable, on_targets
 from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm, quant_layout
 from rlx.codegen.native import jit
 from rlx.codegen.native.irtext import Function, Int, Module, Value
 from rlx.errors import ShapeError
 from rlx.ir.dim import sym
-from rlx.ir.dtype import dtype
 from rlx.kernel.panels import QuantLayout
 from rlx.target.cpu import Target, resolve
 
@@ -33,19 +33,8 @@ class Product:
     def __init__(
         self, target: Target, layout: QuantLayout, epilogue: Any = None, precision: str = "f32"
     ) -> None:
-        rng = np.random.default_rng(layout.k)
-        low = -(1 << (layout.bits - 1))
-        self.layout, self.precision = layout, precision
-        q = rng.integers(low, -low, (layout.k, layout.n))
-        scales = rng.uniform(0.01, 0.1, (layout.groups, layout.n)).astype(np.float16)
-        zeros = rng.integers(-4, 4, scales.shape).astype(np.float32) if layout.zeros else None
-        spread = np.repeat(scales.astype(np.float64), layout.group, axis=0)[: layout.k]
-        centers = 0 if zeros is None else np.repeat(zeros, layout.group, axis=0)[: layout.k]
-        self.weights = (q - centers) * spread
-        # Cancelling between codes and zeros costs precision that belongs to the zeros.
-        self.bound = (np.abs(q) + np.abs(centers)) * spread
-        held = [scales] if zeros is None else [scales, zeros]
-        self.packed = layout.pack(q.astype(np.int8), *[f.astype(dtype(layout.scale).np) for f in held])
+        self.layout, self.precision, weights = layout, precision, coded_weights(layout)
+        self.weights, self.bound, self.packed = weights.matrix, weights.sizes, weights.packed
         assert self.packed.nbytes == layout.nbytes
         module = Module(target)
         info = emit_quant_gemm(
@@ -87,24 +76,23 @@ def rows_of(count: int, k: int) -> Array:
 
 @every_target
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("shift", SHIFTS, ids=shift_name)
 @pytest.mark.parametrize(
     ("k", "n", "group"), [(64, 32, 32), (96, 200, 32), (40, 5, 8), (100, 33, 16), (1, 1, 32)]
 )
-def test_products(target: Target, bits: int, zeros: bool, k: int, n: int, group: int) -> None:
-    scale = "f16" if zeros else "f32"
-    product = Product(target, quant_layout(k, n, target, bits, group, scale, zeros))
+def test_products(target: Target, bits: int, shift: dict[str, Any], k: int, n: int, group: int) -> None:
+    product = Product(target, quant_layout(k, n, target, bits, group, **shift))
     for rows in (0, 1, 2, 3, 4, 5, 9, 33, 70):
         a = rows_of(rows, k)
         product.check(a, product.run(a))
 
 
 @every_target
-@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("shift", SHIFTS, ids=shift_name)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_bits_of_a_row_are_those_alone(target: Target, bits: int, zeros: bool) -> None:
+def test_bits_of_a_row_are_those_alone(target: Target, bits: int, shift: dict[str, Any]) -> None:
     """Weights that are decoded for many rows give the same bits as those decoded in registers for one."""
-    product = Product(target, quant_layout(520, 75, target, bits, 16, "f16", zeros))
+    product = Product(target, quant_layout(520, 75, target, bits, 16, **shift))
     a = rows_of(150, 520)
     alone = np.concatenate([product.run(a[i : i + 1]) for i in range(len(a))])
     for rows in (*range(2, 27), 31, 64, 127, 128, 129, 150):
@@ -220,25 +208,39 @@ def test_refusals() -> None:
         layout.pack(np.zeros((8, 2), np.int8), *[np.ones((1, 2), np.float32)] * 2)
 
 
-@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("shift", SHIFTS, ids=shift_name)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_program_keeps_the_weights_in_their_bits(bits: int, zeros: bool) -> None:
+def test_a_program_keeps_the_weights_in_their_bits(bits: int, shift: dict[str, Any]) -> None:
     """Product, bias and activation are one kernel that reads the codes; rows of any number."""
     k, n, group, rng = 72, 50, 32, np.random.default_rng(0)
-    codes = rng.integers(-(1 << (bits - 1)), 1 << (bits - 1), (k, n)).astype(np.int8)
-    factors = [rng.uniform(0.1, 1, (3, n)).astype(np.float32) for _ in range(1 + zeros)]
+    weights = coded_weights(quant_layout(k, n, resolve("host"), bits, group, **shift))
     g = rlx.Graph("quantised")
-    held = [g.param(f"p{i}", f.shape, "f32", value=f) for i, f in enumerate(factors)]
-    q = g.param("q", codes.shape, "i8", value=codes)
-    w = rlx.ops.dequantize_groups(q, *held, bits=bits, group=group)
+    w = rlx.ops.dequantize_groups(*weights.nodes(g), **weights.options)
     x = g.input("x", ("m", k), "f32")
     g.output("y", rlx.ops.relu(x @ w + 1.0))
     program = rlx.compile(g)
     assert program.stats["kernels"] == 1 and not program.stats["host_thunks"]
-    assert program.memory({"m": 4})["weight"] < codes.size * bits // 8 + 4096
-    matrix = rlx.ops.dequantize_groups(codes, *factors, bits=bits, group=group).astype(np.float64)
+    assert program.memory({"m": 4})["weight"] <= weights.packed.nbytes + 256
     for m in (1, 2, 7, 33):
         rows = rng.standard_normal((m, k)).astype(np.float32)
-        wanted = np.maximum(rows @ matrix + 1, 0)
-        room = 2 * k * 2.0**-23 * (abs(rows) @ abs(matrix) + 1)
+        wanted = np.maximum(rows @ weights.matrix + 1, 0)
+        room = 2 * k * 2.0**-23 * (abs(rows) @ weights.sizes + 1)
         assert (abs(program(rows) - wanted) <= room).all()
+
+
+def test_products_of_one_value_are_joined() -> None:
+    """Factors in blocks are joined as codes."""
+    host, rng, g = resolve("host"), np.random.default_rng(0), rlx.Graph("joined")
+    x = g.input("x", (4, 512), "f32")
+    weights = []
+    for i in range(3):
+        weights.append(coded_weights(quant_layout(512, 32 + i, host, scale="f16", minimums=True, block=8)))
+        matrix = rlx.ops.dequantize_groups(*weights[-1].nodes(g, f"w{i}"), **weights[-1].options)
+        g.output(f"y{i}", rlx.ops.max(x @ matrix, axis=1))
+    program = rlx.compile(g)
+    assert sum(node.op.heavy for node in program.lir.unfused.nodes) == 1
+    joined = quant_layout(512, 99, host, scale="f16", minimums=True, block=8)
+    assert program.memory({})["weight"] <= joined.nbytes + 256
+    rows = rng.standard_normal((4, 512)).astype(np.float32)
+    for i, found in enumerate(program.run({"x": rows}).values()):
+        np.testing.assert_allclose(found, (rows @ weights[i].matrix).max(1), rtol=1e-4)

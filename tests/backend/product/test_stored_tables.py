@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import rlx
-from gemm_harness import NUMPY, TARGETS, Array, every_target, random
+from coded_weights import Coded, coded_weights
+from gemm_harness import TARGETS, Array, every_target, random
 from rlx.api.compile import plan
+from rlx.codegen.cpu.product.quant_gemm import quant_layout
 from rlx.ir.dtype import dtype
 from rlx.runtime.recover import recoverable
 from rlx.target.cpu import Target
 
 ROWS, WIDTH = 210, 96
 PLAIN = ["f32", "f16", "bf16"]
-CODED = [(4, False, "f16"), (4, True, "f32"), (8, False, "f16"), (8, True, "f16")]
+SHARED = {"scale": "f16", "minimums": True, "block": 8}
+CODED = [
+    (4, {"scale": "f16"}),
+    (4, {"scale": "f32", "zeros": True}),
+    (8, {"scale": "f16", "zeros": True}),
+    (8, {"scale": "f16", "block": 2}),
+    (8, {"scale": "f16", "minimums": True}),
+    (4, SHARED),
+]
+every_coding = pytest.mark.parametrize(("bits", "shift"), CODED, ids=str)
 
 
 def plain(kind: str, tied: bool = True) -> tuple[rlx.Graph, Array]:
@@ -31,25 +44,27 @@ def plain(kind: str, tied: bool = True) -> tuple[rlx.Graph, Array]:
 
 
 def coded(
-    bits: int, zeros: bool, kind: str, tied: bool = True, rounded: bool = False
-) -> tuple[rlx.Graph, Array]:
+    bits: int, shift: dict[str, Any], tied: bool = True, rounded: bool = False
+) -> tuple[rlx.Graph, Array, Coded]:
     """A table of small integers with factors for each 32; the matmul may round its rows."""
-    rng, g = np.random.default_rng(bits), rlx.Graph("coded")
-    codes = rng.integers(-(1 << (bits - 1)), 1 << (bits - 1), (WIDTH, ROWS)).astype(np.int8)
-    made = rng.uniform(0.1, 1, (1 + zeros, WIDTH // 32, ROWS)).astype(NUMPY[kind])
-    factors = [made[0], *made[1:].astype(np.float32)]  # zeros need not be f16
-    held = [g.param(f"factors{i}", f.shape, dtype(f.dtype), value=f) for i, f in enumerate(factors)]
-    stored = g.param("codes", codes.shape, "i8", value=codes)
-    matrix = rlx.ops.dequantize_groups(stored, *held, bits=bits, group=32)
+    weights, g = coded_weights(quant_layout(WIDTH, ROWS, TARGETS[0], bits, **shift)), rlx.Graph("coded")
+    parts = weights.nodes(g)
+    matrix = rlx.ops.dequantize_groups(*parts, **weights.options)
     rows = rlx.ops.gather(rlx.ops.transpose(matrix), g.input("at", ("m", 2), "i32"))
     g.output("rows", rows)
     if tied and rounded:
         x = rlx.ops.tanh(rows)
         g.output("x", x)
-        g.output("rounded", rlx.ops.coded_matmul(x, stored, *held, bits=bits, group=32))
+        g.output("rounded", rlx.ops.coded_matmul(x, *parts, **weights.options))
     elif tied:
         g.output("y", rlx.ops.matmul(rlx.ops.tanh(rows), matrix))
-    return g, rlx.ops.dequantize_groups(codes, *factors, bits=bits, group=32).T
+    table = rlx.ops.dequantize_groups(weights.codes, *weights.factors, **weights.options).T
+    return g, table, weights
+
+
+def room_of(target: Target, bits: int, shift: dict[str, Any]) -> int:
+    """Bytes that a table may take: those of its storage."""
+    return quant_layout(WIDTH, ROWS, target, bits, **shift).nbytes + 256
 
 
 def check(target: Target, graph: rlx.Graph, table: Array) -> rlx.CompiledProgram:
@@ -79,28 +94,23 @@ def test_a_tied_table_is_read_from_its_panels(target: Target, kind: str) -> None
 
 @every_target
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(("bits", "zeros", "kind"), CODED)
-def test_a_table_of_codes_stays_codes(target: Target, bits: int, zeros: bool, kind: str, tied: bool) -> None:
-    program = check(target, *coded(bits, zeros, kind, tied))
-    columns = ROWS + 2 * target.lanes("f32")
-    factors = dtype(kind).bits + 32 * zeros
-    assert program.memory({"m": 1})["weight"] <= columns * WIDTH * (bits + factors / 32) / 8 + 4096
+@every_coding
+def test_a_table_of_codes_stays_codes(target: Target, bits: int, shift: dict[str, Any], tied: bool) -> None:
+    program = check(target, *coded(bits, shift, tied)[:2])
+    assert program.memory({"m": 1})["weight"] <= room_of(target, bits, shift)
 
 
 @every_target
-@pytest.mark.parametrize(("bits", "zeros", "kind"), CODED)
+@every_coding
 def test_a_table_is_read_from_the_panels_of_rounded_rows(
-    target: Target, bits: int, zeros: bool, kind: str
+    target: Target, bits: int, shift: dict[str, Any]
 ) -> None:
-    graph, table = coded(bits, zeros, kind, rounded=True)
+    graph, table, weights = coded(bits, shift, rounded=True)
     program = check(target, graph, table)
-    columns, factors = ROWS + 2 * target.lanes("f32"), dtype(kind).bits + 32 * zeros
-    assert program.memory({"m": 1})["weight"] <= columns * WIDTH * (bits + factors / 32) / 8 + 4096
-    params = [program.param_values[name] for name in ("codes", *(f"factors{i}" for i in range(1 + zeros)))]
+    assert program.memory({"m": 1})["weight"] <= room_of(target, bits, shift)
     found = program.run({"at": np.array([[3, 7]], np.int32)})
-    np.testing.assert_array_equal(
-        found["rounded"], rlx.ops.coded_matmul(found["x"], *params, bits=bits, group=32)
-    )
+    wanted = rlx.ops.coded_matmul(found["x"], weights.codes, *weights.factors, **weights.options)
+    np.testing.assert_array_equal(found["rounded"], wanted)
 
 
 def test_a_table_that_no_matmul_reads_has_rows() -> None:
@@ -108,7 +118,7 @@ def test_a_table_that_no_matmul_reads_has_rows() -> None:
     assert program.memory({"m": 1})["weight"] <= ROWS * WIDTH * 2 + 4096
 
 
-@pytest.mark.parametrize("make", [lambda: plain("f16")[0], lambda: coded(4, True, "f32")[0]])
+@pytest.mark.parametrize("make", [lambda: plain("f16")[0], lambda: coded(4, SHARED)[0]])
 def test_params_of_tables_are_found_in_panels(make: object) -> None:
     graph = make()  # type: ignore[operator]
     lir = plan(graph, target="x86-64-v3")

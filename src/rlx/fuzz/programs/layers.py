@@ -53,12 +53,22 @@ def coded_product(d: Draw) -> object:
     x, n = d.value(["f32"], 2, 3), d.size()
     depth, bits, group = d.shape(x)[-1], d.choose((4, 4, 8)), d.choose((8, 16, 32, 32, 40, 128))
     top = 1 << (bits - 1)
-    codes = d.input("i8", [depth, n], Values(-top, top - 1), weight=0.8)
-    kind, count = d.choose(("f32", "f16")), -(-depth // group)
-    factors = [d.input(kind, [count, n], Values(0.01, 0.3), weight=0.8)]
-    if d.chance(0.5):
-        factors.append(d.input(kind, [count, n], Values(-4.0, 4.0), weight=0.8))
-    return d.emit(f"ops.coded_matmul({x}, {codes}, {', '.join(factors)}, bits={bits}, group={group})")
+    shift, count = d.choose(("none", "zeros", "minimums")), -(-depth // group)
+    values = Values(0, 2 * top - 1) if shift == "minimums" else Values(-top, top - 1)
+    codes = d.input("u8" if shift == "minimums" else "i8", [depth, n], values, weight=0.8)
+    block = d.choose((0, 0, 2, 8))  # groups that share a factor; products with one of f16 are exact
+    kind = "f16" if block else d.choose(("f32", "f16"))
+
+    def factor(low: float, high: float) -> str:
+        if not block:
+            return d.input(kind, [count, n], Values(low, high), weight=0.8)
+        own = d.input("i8", [count, n], Values(-20, 63), weight=0.8)
+        numbers = d.input(kind, [-(-count // block), n], Values(low / 32, high / 32), weight=0.8)
+        return f"ops.dequantize_groups({own}, {numbers}, bits=8, group={block})"
+
+    factors = [factor(0.01, 0.3), *([factor(-4.0, 4.0)] if shift != "none" else [])]
+    how = f"bits={bits}, group={group}, minimums={shift == 'minimums'}"
+    return d.emit(f"ops.coded_matmul({x}, {codes}, {', '.join(factors)}, {how})")
 
 
 def convolution(d: Draw) -> object:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, positive
+from rlx.ir.attr import Attr, boolean, positive
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32
 from rlx.ir.graph import Node
@@ -36,21 +36,22 @@ class _coded_matmul(Op):
     Its sum, less the zero times the sum of the row's codes, is multiplied by the scale of x, then by that of
     the weights; groups are added in ascending order. Each of these steps is rounded to f32: bits are the same
     on every machine, and a row's do not depend on other rows.
+
+    With minimums, codes are unsigned, and weights are codes * scale - minimum: the sum of a group times the
+    scale of the weights, less the minimum times the sum of the row's codes, is multiplied by the scale of x.
     """
 
     name = "coded_matmul"
     heavy = True
-    attrs = {"bits": Attr(positive), "group": Attr(positive)}
+    attrs = {"bits": Attr(positive), "group": Attr(positive), "minimums": Attr(boolean, False)}
     not_differentiable = "it rounds x, and is made of weights after gradients are"
 
     def infer(
-        self, x: TensorType, codes: TensorType, *factors: TensorType, bits: int, group: int
+        self, x: TensorType, codes: TensorType, *factors: TensorType, bits: int, group: int, minimums: bool
     ) -> TensorType:
-        if len(factors) not in (1, 2):
-            raise ShapeError(f"{self.name}: takes x, codes, scales and perhaps zero points")
         if bits not in (4, 8):
             raise ShapeError(f"{self.name}: codes have 4 or 8 bits, not {bits}")
-        k, n = check_codes(self.name, codes, factors, group)
+        k, n = check_codes(self.name, codes, factors, group, minimums)
         if x.dtype is not F32 or x.rank < 1:
             raise DTypeError(f"{self.name}: x {x} is not a matrix of f32; cast it")
         told = f"{self.name}: x {x} and codes {codes} do not fit"
@@ -63,7 +64,7 @@ class _coded_matmul(Op):
         return x.with_shape((*x.shape[:-1], n))
 
     def ref(
-        self, x: np.ndarray, codes: np.ndarray, *factors: np.ndarray, bits: int, group: int
+        self, x: np.ndarray, codes: np.ndarray, *factors: np.ndarray, bits: int, group: int, minimums: bool
     ) -> np.ndarray:
         *lead, k, n = codes.shape
         rows, scales = round_groups(x.astype(np.float32), group)
@@ -75,8 +76,13 @@ class _coded_matmul(Op):
         for g in range(groups):
             row = rows[..., g, :].astype(np.int64)
             found = np.matmul(row, padded[..., g * group : (g + 1) * group, :]).astype(np.float32)
+            sums = row.sum(-1, keepdims=True).astype(np.float32)
+            if minimums:
+                found = found * _line(weights, g) - _line(zeros[0], g) * sums
+                total = total + found * scales[..., g, None]
+                continue
             if zeros:
-                found = found - _line(zeros[0], g) * row.sum(-1, keepdims=True).astype(np.float32)
+                found = found - _line(zeros[0], g) * sums
             total = total + found * scales[..., g, None] * _line(weights, g)
         return total
 
@@ -93,24 +99,28 @@ class _coded_matmul(Op):
         made = reshape(made, (*x.shape[:-1], made.shape[-1]))
         return made
 
-    def lower(self, x: TensorType, codes: TensorType, *factors: TensorType, bits: int, group: int) -> Form:
+    def lower(
+        self, x: TensorType, codes: TensorType, *factors: TensorType, bits: int, group: int, minimums: bool
+    ) -> Form:
         lead = codes.rank - 2
         batch = tuple((i, i) for i in range(lead))
-        return CodedContract(
-            Contract(x.shape, codes.shape, batch, ((x.rank - 1, lead),), F32, F32), bits, group
-        )
+        product = Contract(x.shape, codes.shape, batch, ((x.rank - 1, lead),), F32, F32)
+        return CodedContract(product, bits, group, minimums)
 
-    def cost(self, x: TensorType, codes: TensorType, *factors: TensorType, bits: int, group: int) -> Dim:
+    def cost(
+        self, x: TensorType, codes: TensorType, *factors: TensorType, bits: int, group: int, minimums: bool
+    ) -> Dim:
         return 2 * x.numel * codes.shape[-1]
 
     def samples(self) -> list[Sample]:
         def one(
             x: str, codes: str, *factors: str, bits: int = 4, group: int = 8, special: bool = False
         ) -> Sample:
-            low = -(1 << (bits - 1))
-            weights = [Arg(codes, low, -low - 1), Arg(factors[0], 0.1, 1)]
+            unsigned = codes.startswith("u8")
+            low = 0 if unsigned else -(1 << (bits - 1))
+            weights = [Arg(codes, low, low + (1 << bits) - 1), Arg(factors[0], 0.1, 1)]
             weights += [Arg(zero, -2, 2) for zero in factors[1:]]
-            attrs = {"bits": bits, "group": group}
+            attrs = {"bits": bits, "group": group, "minimums": unsigned}
             return Sample((Arg(x, special=special), *weights), attrs, grad=False)
 
         tiny = np.array([[1e-35, -1e-36] * 8, [0.0] * 16, [2.5, -3.5, 127, 0.5] * 4], np.float32)
@@ -122,6 +132,8 @@ class _coded_matmul(Op):
             one("f32[40,64]", "i8[64,33]", "f16[2,33]", "f32[2,33]", group=32),
             one("f32[1,48]", "i8[48,7]", "f32[3,7]", bits=8, group=16),
             one("f32[n,40]", "i8[40,9]", "f32[1,9]", "f16[1,9]", bits=8, group=40),
+            one("f32[5,40]", "u8[40,9]", "f32[3,9]", "f32[3,9]", group=16),
+            one("f32[n,48]", "u8[48,33]", "f16[3,33]", "f16[3,33]", bits=8, group=16),
             one("f32[2,3,16]", "i8[16,4]", "f32[2,4]"),
             one("f32[16]", "i8[16,4]", "f32[2,4]"),
             one("f32[2,3,16]", "i8[2,16,4]", "f32[2,2,4]"),
@@ -146,14 +158,16 @@ def coded_matmul(
     *,
     bits: int = 4,
     group: int = 32,
+    minimums: bool = False,
 ) -> Tensor:
     """x @ ((codes - zeros) * scales), with x rounded to 8 bits: products are those of integers.
 
-    Operands beside x are those of `dequantize_groups`. Each group of a row of x has a scale of its own.
+    Operands beside x, and attributes, are those of `dequantize_groups`. Each group of a row of x has a scale
+    of its own.
 
     >>> x = np.array([[1.0, 0.5], [200, -50]], np.float32)
     >>> coded_matmul(x, np.array([[1], [2]], np.int8), np.array([[0.5]], np.float32), group=2).tolist()
     [[1.003937005996704], [49.60629653930664]]
     """
     factors = (scales,) if zeros is None else (scales, zeros)
-    return _coded_matmul(x, codes, *factors, bits=bits, group=group)
+    return _coded_matmul(x, codes, *factors, bits=bits, group=group, minimums=minimums)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.attr import Attr, integer, tuple_of
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import F32
+from rlx.ir.dtype import F32, U8, dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare, get_op
 from rlx.ir.types import TensorType
@@ -33,21 +34,22 @@ class gather_stored(Op):
     """Columns of a matrix [k, n], chosen by indices, as rows of f32: [..., k].
 
     `layouts` say how the matrix is stored: one of its elements, or one each of codes, scales and (perhaps)
-    zeros, for each `group` of k. An index out of range is an error when the program runs.
+    zeros, or minimums of unsigned codes, for each `group` of k. With `block`, each of these factors has two
+    layouts: of codes, and of their factors for so many groups. An index out of range is an error when the
+    program runs.
     """
 
     name = "gather_stored"
     arity = 2
     storage = True
-    attrs = {"layouts": Attr(tuple_of(layout_kind)), "group": Attr(integer, 0)}
+    attrs = {"layouts": Attr(tuple_of(layout_kind)), "group": Attr(integer, 0), "block": Attr(integer, 0)}
     not_differentiable = "it is made of weights after gradients are"
 
     def infer(
-        self, stored: TensorType, indices: TensorType, *, layouts: tuple[Layout, ...], group: int
+        self, stored: TensorType, indices: TensorType, *, layouts: tuple[Layout, ...], group: int, block: int
     ) -> TensorType:
         need_dtype(self.name, indices, is_integer)
-        parts = [_READ.infer(stored, layout=own) for own in layouts]
-        matrix = parts[0] if len(parts) == 1 else _DECODE.infer(*parts, bits=8, group=group)
+        matrix = _matrix([_READ.infer(stored, layout=own) for own in layouts], group, block, _DECODE.infer)
         if not isinstance(matrix, TensorType) or matrix.rank != 2:
             raise ShapeError(f"{self.name}: {stored} does not hold one matrix")
         if not matrix.dtype.is_float:
@@ -55,43 +57,54 @@ class gather_stored(Op):
         return TensorType(F32, (*indices.shape, matrix.shape[0]))
 
     def ref(
-        self, stored: np.ndarray, indices: np.ndarray, *, layouts: tuple[Layout, ...], group: int
+        self, stored: np.ndarray, indices: np.ndarray, *, layouts: tuple[Layout, ...], group: int, block: int
     ) -> np.ndarray:
-        parts = [own.unpack(stored) for own in layouts]
-        matrix = parts[0] if len(parts) == 1 else np.asarray(_DECODE.ref(*parts, bits=8, group=group))
+        matrix = _matrix([own.unpack(stored) for own in layouts], group, block, _DECODE.ref)
         rows: np.ndarray = matrix.T[checked(self.name, indices, matrix.shape[1])]
         return rows.astype(np.float32)
 
-    def batch(self, flags: Sequence[bool], *operands: Node, layouts: tuple[Layout, ...], group: int) -> Node:
+    def batch(
+        self,
+        flags: Sequence[bool],
+        *operands: Node,
+        layouts: tuple[Layout, ...],
+        group: int,
+        block: int,
+    ) -> Node:
         made: Node
         if not flags[0]:
-            made = self(*operands, layouts=layouts, group=group)
+            made = self(*operands, layouts=layouts, group=group, block=block)
             return made
         stored, indices = lift_all(flags, operands)
-        parts = [_READ(stored, layout=own) for own in layouts]
-        matrix = parts[0] if len(parts) == 1 else _DECODE(*parts, bits=8, group=group)
+        matrix = _matrix([_READ(stored, layout=own) for own in layouts], group, block, _DECODE)
         made = cast(gather(transpose(matrix, (0, 2, 1)), indices, axis=1, batch_dims=1), dtype=F32)
         return made
 
     def lower(
-        self, stored: TensorType, indices: TensorType, *, layouts: tuple[Layout, ...], group: int
+        self, stored: TensorType, indices: TensorType, *, layouts: tuple[Layout, ...], group: int, block: int
     ) -> Form:
-        return Template(self.name, (("layouts", layouts), ("group", group)))
+        return Template(self.name, (("layouts", layouts), ("group", group), ("block", block)))
 
     def cost(
-        self, stored: TensorType, indices: TensorType, *, layouts: tuple[Layout, ...], group: int
+        self, stored: TensorType, indices: TensorType, *, layouts: tuple[Layout, ...], group: int, block: int
     ) -> Dim:
-        return 4 * self.infer(stored, indices, layouts=layouts, group=group).numel
+        return 4 * self.infer(stored, indices, layouts=layouts, group=group, block=block).numel
 
     def samples(self) -> list[Sample]:
-        def one(nbytes: int, at: object, layouts: tuple[Layout, ...], kind: str, group: int = 0) -> Sample:
+        def one(
+            nbytes: int, at: object, layouts: tuple[Layout, ...], kind: str, group: int = 0, block: int = 0
+        ) -> Sample:
             stored = Arg(f"{kind}[{nbytes}]", *((0, 63) if kind == "u8" else ()))
-            return Sample((stored, at), {"layouts": layouts, "group": group}, grad=False)  # type: ignore[arg-type]
+            attrs = {"layouts": layouts, "group": group, "block": block}
+            return Sample((stored, at), attrs, grad=False)  # type: ignore[arg-type]
 
         wide, odd = Panels(5, 50, 48, 16), Panels(7, 9, 4, 2, 2)
         coded = QuantLayout(40, 9, bits=4, group=16, lanes=4)
         bytes_ = QuantLayout(16, 20, bits=8, group=8, lanes=8, scale="f16", zeros=True)
         quads = QuantLayout(16, 20, bits=8, group=8, lanes=8, scale="f16", quads=True)
+        least = QuantLayout(16, 20, bits=4, group=8, lanes=8, scale="f16", minimums=True)
+        nested = QuantLayout(40, 9, bits=4, group=8, lanes=4, scale="f16", minimums=True, block=3)
+        blocks = QuantLayout(40, 20, bits=8, group=8, lanes=8, scale="f16", block=4)
         some = np.array([[0, 8], [-9, -1]])
         return [
             one(wide.elements, np.array([0, 49, 47, -1], np.int32), (wide.layout,), "f32"),
@@ -101,4 +114,20 @@ class gather_stored(Op):
             one(bytes_.nbytes, np.array(19), bytes_.layouts, "u8", 8),
             one(bytes_.nbytes, np.zeros((0, 2), np.int64), bytes_.layouts, "u8", 8),
             one(quads.nbytes, some, quads.layouts, "u8", 8),
+            one(least.nbytes, some, least.layouts, "u8", 8),
+            one(nested.nbytes, some, nested.layouts, "u8", 8, 3),
+            one(blocks.nbytes, some, blocks.layouts, "u8", 8, 4),
         ]
+
+
+def _matrix(parts: Sequence[Any], group: int, block: int, decode: Callable[..., Any]) -> Any:
+    """The matrix of parts: one, or codes and their factors."""
+    codes, *factors = parts
+    if not factors:
+        return codes
+    if block and len(factors) % 2:
+        raise ShapeError("gather_stored: factors in blocks are codes and factors of these")
+    if block:
+        pairs = zip(factors[::2], factors[1::2], strict=True)
+        factors = [decode(*pair, bits=8, group=block, minimums=False) for pair in pairs]
+    return decode(codes, *factors, bits=8, group=group, minimums=dtype(codes.dtype) is U8)

@@ -12,6 +12,7 @@ from rlx.codegen.cpu.expression import ERROR_INDEX
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, kernel, product, unflatten
 from rlx.codegen.cpu.primitives import MEMORY
 from rlx.codegen.cpu.product.packing import own_panels
+from rlx.codegen.cpu.product.quant_decode import Place
 from rlx.codegen.native.notation import inline
 from rlx.codegen.native.words import (
     Int,
@@ -55,7 +56,7 @@ def emit_gather_stored(frame: KernelFrame, form: Template) -> EmittedKernel:
     """Write the kernel."""
     config = dict(form.config)
     stored = frame.inputs[STORED].dtype.name
-    source = source_of(config["layouts"], config["group"], stored, frame.module.target)
+    source = source_of(config["layouts"], config["group"], config["block"], stored, frame.module.target)
     sizes = frame.sizes(frame.inputs[INDICES].shape)
     pieces = -(-source.k // source.piece)
     low, high = cast("tuple[Int, Int]", frame.share(product(sizes) * pieces))
@@ -86,7 +87,7 @@ def index_of(frame: KernelFrame, row: Int, sizes: Sequence[Int]) -> i64:
 
 
 def source_of(
-    layouts: tuple[Layout, ...], group: int, stored: str, target: Target
+    layouts: tuple[Layout, ...], group: int, block: int, stored: str, target: Target
 ) -> PlainColumns | CodedColumns:
     """How columns are read from the panels of matmuls of f32, or of rounded rows."""
     if len(layouts) == 1:
@@ -95,7 +96,8 @@ def source_of(
             return PlainColumns(panels, MEMORY[stored])
     else:
         lanes = target.lanes("f32")
-        coded = quantised_of(layouts, group, lanes) or quantised_of(layouts, group, lanes, quads=True)
+        both = [quantised_of(layouts, group, lanes, quads, block) for quads in (False, True)]
+        coded = both[0] or both[1]
         if coded is not None:
             return CodedColumns(coded)
     named = ", ".join(str(own) for own in layouts)
@@ -154,34 +156,28 @@ class CodedColumns:
         return self.layout.group
 
     @inline
-    def factor(self, group: ptr, place: i64, offset: int) -> float32:
-        """The scale (or zero, at its offset) of a column in a group."""
-        layout = self.layout
-        element = MEMORY[layout.zero or layout.scale if offset else layout.scale]
-        found = load(element, gep(byte_at(group, offset), place, element))
-        return cast("float32", found if element == "float" else fpext(found, "float"))
-
-    @inline
     def copy(self, start: ptr, column: i64, first: Int, to: ptr) -> None:
-        """The numbers (code - zero) * scale of a group of a column, as f32."""
-        layout = self.layout
+        """The numbers (code - zero) * scale, or code * scale - minimum, of a group of a column, as f32."""
+        layout, wider = self.layout, zext if self.layout.minimums else sext
         number = udiv(column, layout.columns)
         place = column - number * layout.columns
-        at = number * layout.panel_bytes + udiv(first, layout.group) * layout.group_bytes
-        group = byte_at(start, at)
-        scale = self.factor(group, place, 0)
-        codes = byte_at(group, layout.codes_start)
+        group = Place.of(layout, byte_at(start, number * layout.panel_bytes), udiv(first, layout.group))
+        scale, *second = [group.factors(i, place, 1) for i in range(1 + layout.shifted)]
+        codes = group.codes
         for i in loop(umin(i64(layout.k) - first, layout.group)):
             if layout.quads:  # four k are next to each other
                 byte = lshr(i, 2) * (4 * layout.columns) + place * 4 + (i & 3)
-                code = sext(load(i8, gep(codes, byte, i8)), i32)
+                code = wider(load(i8, gep(codes, byte, i8)), i32)
             elif layout.bits == 8:
-                code = sext(load(i8, gep(codes, i * layout.columns + place, i8)), i32)
+                code = wider(load(i8, gep(codes, i * layout.columns + place, i8)), i32)
             else:  # a word has eight k, the even ones in its low half
                 word = load(i32, gep(codes, lshr(i, 3) * layout.columns + place, i32))
                 inside = (lshr(i, 1) & 3) * 4 + (i & 1) * 16
-                code = (lshr(word, builder().trunc(inside, "i32")) & 15) - 8
+                code = lshr(word, builder().trunc(inside, "i32")) & 15
+                code = code if layout.minimums else code - 8
             level = sitofp(code, "float")
-            if layout.zeros:
-                level = level - self.factor(group, place, layout.factors_bytes)
-            store(level * scale, gep(to, i, float32))
+            if layout.minimums:
+                level = level * scale - second[0]
+            else:
+                level = (level - second[0] if second else level) * scale
+            store(level, gep(to, i, float32))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from rlx.codegen.cpu.product.quant_decode import Decoder, factor
+from rlx.codegen.cpu.product.quant_decode import Decoder, Place
 from rlx.codegen.native.irtext import Value, vector
 from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import (
@@ -39,7 +39,7 @@ class Decoded:
         self.decoder, self.layout = decoder, decoder.layout
         self.vector_bytes = 4 * self.layout.lanes
         self.line_bytes = PANEL_VECTORS * self.vector_bytes
-        self.codes_start = self.line_bytes * (1 + self.layout.zeros)
+        self.codes_start = self.line_bytes * (1 + self.layout.shifted)
         self.lines = self.layout.group // decoder.depth  # of codes in a group
         self.unrolled = math.gcd(self.lines, decoder.unrolled)
         self.group_bytes = self.codes_start + self.lines * self.line_bytes
@@ -57,20 +57,19 @@ class Decoded:
 
 
 @native(internal=True, noinline=True)
-def decode_block(weights: noalias, to: noalias, groups: i64, *, decoded: Decoded) -> None:
-    """Decode groups of a panel, as tiles read them."""
+def decode_block(panel: noalias, to: noalias, first: i64, groups: i64, *, decoded: Decoded) -> None:
+    """Decode groups of a panel from `first` on, as tiles read them."""
     layout, decoder = decoded.layout, decoded.decoder
     step_bytes = layout.columns * layout.bits * decoder.step // 8
     step_lines = decoder.step // decoder.depth
     for g in loop(groups):
-        source = byte_at(weights, g * layout.group_bytes)
+        source = Place.of(layout, panel, first + g)
         target = byte_at(to, g * decoded.group_bytes)
-        for line in range(1 + layout.zeros):
-            for j in range(PANEL_VECTORS):
-                found = factor(layout, source, j, line * layout.factors_bytes)
+        for line in range(1 + layout.shifted):
+            for j, found in enumerate(source.vectors(line)):
                 store(found, byte_at(target, line * decoded.line_bytes + j * decoded.vector_bytes))
         for s in loop(layout.group // decoder.step):
-            codes = byte_at(source, s * step_bytes + layout.codes_start)
+            codes = byte_at(source.codes, s * step_bytes)
             lines = byte_at(target, s * (step_lines * decoded.line_bytes) + decoded.codes_start)
             for j in range(PANEL_VECTORS):
                 for number, code in enumerate(decoder.codes(byte_at(codes, j * step_bytes // PANEL_VECTORS))):
@@ -115,7 +114,7 @@ def add_block(
                 sums = line_of_sums(decoded, row_bytes, at, line, number, sums)
         columns = [byte_at(group, j * decoded.vector_bytes) for j in range(PANEL_VECTORS)]
         scales = [load(floats, at) for at in columns]
-        zeros = [load(floats, byte_at(at, decoded.line_bytes)) if layout.zeros else None for at in columns]
+        zeros = [load(floats, byte_at(at, decoded.line_bytes)) if layout.shifted else None for at in columns]
         for i in range(rows):
             own = sums[i * PANEL_VECTORS : (i + 1) * PANEL_VECTORS]
             of_row = decoder.of_row(factors_of(i * PANEL_VECTORS), g)

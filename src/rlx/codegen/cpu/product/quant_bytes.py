@@ -7,7 +7,8 @@ order that depends on k and the group alone: so bits are the same for any tile, 
 Weights are read as 32-bit words: eight codes of 4 bits, or four of 8 bits, of a column. How bytes are
 multiplied is the target's: four at a time (`Quads`), four in pairs of 16 bits (`Pairs16`, `SmallQuads`), two
 as 16-bit integers (`Shorts`), or one at a time (`Singles`). Codes that are multiplied as unsigned ones have
-`offset` added, so the sums of a row's group begin at -offset times the sum of its codes.
+`offset` added, so the sums of a row's group begin at -offset times the sum of its codes. Those with minimums
+are unsigned as they are.
 """
 
 from __future__ import annotations
@@ -77,7 +78,11 @@ class ByteDecoder(Decoder):
     """A prepared row is its codes, then for each group its scale, where its sums begin, and its sum."""
 
     unrolled = 8
-    begins_late = False  # whether what sums begin with is added at their end
+
+    @property
+    def begins_late(self) -> bool:
+        """Whether what sums begin with is added at their end."""
+        return False
 
     @property
     def offset(self) -> int:
@@ -99,7 +104,7 @@ class ByteDecoder(Decoder):
         return 4 // self.depth
 
     def row_bytes(self, padded_k: int) -> int:
-        return self.k_bytes * padded_k + 4 * self.layout.groups * (2 + self.layout.zeros)
+        return self.k_bytes * padded_k + 4 * self.layout.groups * (2 + self.layout.shifted)
 
     @property
     def row_factors(self) -> bool:
@@ -143,11 +148,11 @@ class ByteDecoder(Decoder):
 
     @inline
     def of_row(self, factors: ptr | None, g: Count) -> list[Word]:
-        """The scale, the sum if weights have zeros, and where sums begin if they do not begin there."""
+        """The scale, the sum if weights are shifted, and where sums begin if they do not begin there."""
         assert factors is not None
         groups, width = self.layout.groups, self.layout.lanes
         found = [broadcast(gep(factors, g, float32), "float", width)]
-        if self.layout.zeros:
+        if self.layout.shifted:
             found.append(broadcast(gep(factors, g + 2 * groups, float32), "float", width))
         if self.begins_late:
             found.append(broadcast(gep(factors, g + groups, i32), "i32", width))
@@ -158,6 +163,8 @@ class ByteDecoder(Decoder):
         self, own: list[Value], of_row: list[Word], scale: Word, zero: Word | None, total: Word
     ) -> Word:
         found = sitofp(self.whole(own, of_row), "float")
+        if zero is not None and self.layout.minimums:
+            return total + (found * scale - zero * of_row[1]) * of_row[0]
         if zero is not None:
             found = found - zero * of_row[1]
         return total + found * of_row[0] * scale
@@ -173,6 +180,8 @@ class Quads(ByteDecoder):
 
     @property
     def offset(self) -> int:
+        if self.layout.minimums:
+            return 0
         return 8 if self.layout.bits == 4 else 128
 
     @property
@@ -191,7 +200,7 @@ class Quads(ByteDecoder):
     def codes(self, place: ptr) -> list[Value]:
         words = self.words(place)
         if self.layout.bits == 8:
-            return [bitcast(words ^ -0x7F7F7F80, self.code_type)]
+            return [bitcast(words ^ -0x7F7F7F80 if self.offset else words, self.code_type)]
         return [bitcast(half & 0x0F0F0F0F, self.code_type) for half in (words, lshr(words, 4))]
 
     @inline
@@ -213,7 +222,10 @@ class Pairs16(Quads):
     """The same in groups so short that 16 bits hold their sums: 2 x 15 x 127 for each of eight steps."""
 
     most = 32  # k of a group
-    begins_late = True
+
+    @property
+    def begins_late(self) -> bool:
+        return self.offset > 0
 
     @inline
     def begin(self, factors: ptr | None, g: Count) -> list[Value]:
@@ -225,7 +237,8 @@ class Pairs16(Quads):
 
     @inline
     def whole(self, own: list[Value], of_row: list[Word]) -> Value:
-        return of_row[-1] + in_pairs(own[0])
+        found = in_pairs(own[0])
+        return of_row[-1] + found if self.begins_late else found
 
 
 class Shorts(ByteDecoder):
@@ -233,7 +246,7 @@ class Shorts(ByteDecoder):
 
     @property
     def offset(self) -> int:
-        return 8 if self.layout.bits == 4 else 0
+        return 8 if self.layout.bits == 4 and not self.layout.minimums else 0
 
     @property
     def depth(self) -> int:
@@ -253,6 +266,8 @@ class Shorts(ByteDecoder):
         if self.layout.bits == 4:
             return [bitcast(lshr(words, 4 * pair) & 0x000F000F, self.code_type) for pair in range(4)]
         halves = Word(bitcast(words, self.code_type))
+        if self.layout.minimums:
+            return [halves & 255, lshr(halves, 8)]
         return [halves << 8 >> 8, halves >> 8]
 
     @inline
@@ -267,7 +282,10 @@ class Singles(ByteDecoder):
     def codes(self, place: ptr) -> list[Value]:
         words, bits = self.words(place), self.layout.bits
         if bits == 4:  # even k are in the low half of a word, odd ones in the high half
-            return [(lshr(words, 4 * (k // 2) + 16 * (k % 2)) & 15) - 8 for k in range(8)]
+            found = [lshr(words, 4 * (k // 2) + 16 * (k % 2)) & 15 for k in range(8)]
+            return [word - self.middle if self.middle else word for word in found]
+        if self.layout.minimums:
+            return [lshr(words, 8 * k) & 255 for k in range(4)]
         return [words << 8 * (3 - k) >> 24 for k in range(4)]
 
     @property
@@ -336,7 +354,7 @@ def round_groups(
     store(scale, gep(factors, g, float32))
     if decoder.offset:
         store(whole * -decoder.offset, gep(factors, g + layout.groups, i32))
-    if layout.zeros:
+    if layout.shifted:
         store(sitofp(whole, "float"), gep(factors, g + 2 * layout.groups, float32))
 
 

@@ -10,7 +10,6 @@ from rlx.codegen.cpu.primitives import MEMORY
 from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.native import twins
 from rlx.codegen.native.irtext import Value, constant, lanes_of, vector
-from rlx.codegen.native.irtypes import size_bytes
 from rlx.codegen.native.notation import inline
 from rlx.codegen.native.words import (
     Word,
@@ -34,8 +33,10 @@ from rlx.codegen.native.words import (
     sitofp,
     splat,
     store,
+    udiv,
+    zext,
 )
-from rlx.kernel.panels import QuantLayout
+from rlx.kernel.panels import PANEL_VECTORS, QuantLayout
 from rlx.records import dataclass
 
 
@@ -58,14 +59,21 @@ class Decoder:
         """One vector of codes for each k of a step, as f32."""
         width = self.layout.lanes
         if self.layout.bits == 8:
-            return [sitofp(sext(load(vector("i8", width), place), i32), "float")]
+            wider = zext if self.layout.minimums else sext
+            return [sitofp(wider(load(vector("i8", width), place), i32), "float")]
         word, floats = load(vector("i32", width), place), vector("float", width)
         nibbles = [lshr(word, 4 * (k // 2) + 16 * (k % 2)) for k in range(8)]
         if builder().module.target.has_avx512:  # the table takes the low four bits
-            table = lanes_of(floats, [float(i - 8) for i in range(16)])
+            table = lanes_of(floats, [float(i - self.middle) for i in range(16)])
             name = "llvm.x86.avx512.permvar.sf.512"
             return [look_up(name, "avx512f", table, nibble) for nibble in nibbles]
-        return [sitofp(nibble & 15, "float") - 8.0 for nibble in nibbles]
+        found = [sitofp(nibble & 15, "float") for nibble in nibbles]
+        return [x - float(self.middle) if self.middle else x for x in found]
+
+    @property
+    def middle(self) -> int:
+        """What is added to a code of 4 bits where it is stored."""
+        return 0 if self.layout.minimums else 8
 
     @property
     def depth(self) -> int:
@@ -107,13 +115,13 @@ class Decoder:
     # -- prepared rows: their elements, then what they have for each group
 
     def row_bytes(self, padded_k: int) -> int:
-        """Bytes of a prepared row: its elements, then one sum per group where the weights have zeros."""
-        return 4 * (padded_k + (self.layout.groups if self.layout.zeros else 0))
+        """Bytes of a prepared row: its elements, then one sum per group where the weights are shifted."""
+        return 4 * (padded_k + (self.layout.groups if self.layout.shifted else 0))
 
     @property
     def row_factors(self) -> bool:
         """Whether rows have something for each group."""
-        return self.layout.zeros
+        return self.layout.shifted
 
     def factors_start(self, padded_k: int) -> int:
         """Where in a prepared row that is."""
@@ -140,9 +148,11 @@ class Decoder:
     def scaled(
         self, own: list[Value], of_row: list[Word], scale: Word, zero: Word | None, total: Word
     ) -> Word:
-        """The total of an output with the sums of a group."""
+        """The total of an output with the sums of a group; `zero` may be a minimum."""
         found = self.total(own)
-        if zero is not None:
+        if zero is not None and self.layout.minimums:
+            total = fma(-zero, of_row[0], total)
+        elif zero is not None:
             found = fma(-zero, of_row[0], found)
         return fma(scale, found, total)
 
@@ -163,8 +173,8 @@ class PairDecoder(Decoder):
         """One vector of codes for each pair of a step, as bf16."""
         width = self.layout.lanes
         halves, pairs = vector("i16", 2 * width), self.code_type
-        # The bf16 numbers -8..7, twice: the look-up takes five bits, of which the fifth is another code's.
-        table = lanes_of(halves, [_bf16_bits(i % 16 - 8) for i in range(32)])
+        # The bf16 numbers of codes, twice: the look-up takes five bits, of which the fifth is another code's.
+        table = lanes_of(halves, [_bf16_bits(i % 16 - self.middle) for i in range(32)])
         word = bitcast(load(vector("i32", width), place), halves)
         name = "llvm.x86.avx512.permvar.hi.512"
         return [bitcast(look_up(name, "avx512bw", table, lshr(word, 4 * pair)), pairs) for pair in range(4)]
@@ -202,10 +212,45 @@ def _bf16_bits(value: int) -> int:
     return int(np.float32(value).view(np.uint32)) >> 16
 
 
-@inline
-def factor(layout: QuantLayout, start: ptr, j: int, offset: int) -> Word:
-    """Scales (or zeros, at their offset) of one vector of a group, as f32."""
-    element = MEMORY[layout.zero or layout.scale if offset else layout.scale]
-    place = byte_at(start, offset + j * layout.lanes * size_bytes(element))
-    loaded = load(vector(element, layout.lanes), place)
-    return fpext(loaded, "float") if element == "half" else loaded
+@dataclass(frozen=True)
+class Place:
+    """Where a group is stored: its block, which group of it, and its codes."""
+
+    layout: QuantLayout
+    block: ptr
+    number: Count
+    codes: ptr
+
+    @staticmethod
+    @inline
+    def of(layout: QuantLayout, panel: ptr, g: Count) -> Place:
+        """The place of group g from a panel's start on, or from that of a block."""
+        if not layout.block:
+            block = byte_at(panel, g * layout.block_bytes)
+            return Place(layout, block, 0, byte_at(block, layout.codes_start))
+        before = udiv(g, layout.block)
+        number = g - before * layout.block
+        block = byte_at(panel, before * layout.block_bytes)
+        return Place(layout, block, number, byte_at(block, number * layout.codes_bytes + layout.codes_start))
+
+    @inline
+    def factors(self, number: int, first: Count, lanes: int) -> Word:
+        """Scales (0), or zeros or minimums (1), of `lanes` columns of the group from `first` on, as f32."""
+        layout, start = self.layout, self.layout.factor_starts[number]
+        element = MEMORY[layout.zero or layout.scale if number else layout.scale]
+
+        def loaded(kind: str, start: ptr) -> Word:
+            return load(kind if lanes == 1 else vector(kind, lanes), gep(start, first, kind))
+
+        found = loaded(element, byte_at(self.block, start))
+        found = fpext(found, "float") if element == "half" else found
+        if not layout.block:
+            return found
+        row = byte_at(self.block, self.number * layout.columns + layout.factor_codes_starts[number])
+        return found * sitofp(sext(loaded("i8", row), i32), "float")
+
+    @inline
+    def vectors(self, number: int) -> list[Word]:
+        """The same for all columns, as vectors."""
+        lanes = self.layout.lanes
+        return [self.factors(number, j * lanes, lanes) for j in range(PANEL_VECTORS)]

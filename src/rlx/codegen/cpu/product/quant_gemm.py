@@ -1,4 +1,5 @@
-"""Products with quantised weights: C[m, n] = epilogue(A[m, k] @ W), W = (q - zero) * scale by groups of k.
+"""Products with quantised weights: C[m, n] = epilogue(A[m, k] @ W), W = (q - zero) * scale by groups of k, or
+q * scale - minimum.
 
 Weights stay in 4 or 8 bits in memory, so a matmul of few rows runs at the speed of reading them. A is f32
 and keeps its precision: 4-bit weights are looked up as bf16 numbers, which are exact, and each element of A
@@ -17,7 +18,7 @@ from rlx.codegen.cpu.product.gemm_cut import Count, Tiles, count_bands, share
 from rlx.codegen.cpu.product.gemm_end import Epilogue, Frame, TileEnd, finish_tile
 from rlx.codegen.cpu.product.quant_block import LINE, Decoded, add_block, decode_block
 from rlx.codegen.cpu.product.quant_bytes import ByteDecoder, byte_decoder, round_rows
-from rlx.codegen.cpu.product.quant_decode import Decoder, PairDecoder, factor
+from rlx.codegen.cpu.product.quant_decode import Decoder, PairDecoder, Place
 from rlx.codegen.native.irtext import Module, constant, vector
 from rlx.codegen.native.notation import inline, native, write
 from rlx.codegen.native.words import (
@@ -59,10 +60,13 @@ def quant_layout(
     scale: str = "f32",
     zeros: bool = False,
     precision: str = "f32",
+    minimums: bool = False,
+    block: int = 0,
 ) -> QuantLayout:
     """The layout that kernels for `target` read; with rows rounded to bytes ("i8"), 8-bit codes in quads."""
     quads = precision == "i8" and bits == 8
-    return QuantLayout(k, n, bits, group, target.lanes("f32"), scale, zeros, quads=quads)
+    lanes = target.lanes("f32")
+    return QuantLayout(k, n, bits, group, lanes, scale, zeros, quads=quads, minimums=minimums, block=block)
 
 
 GROUPED = {
@@ -81,8 +85,16 @@ def own_groups(nest: ContractNest, target: Target) -> QuantLayout | None:
     """The stated layout of quantised weights, None if kernels for `target` read another one."""
     assert nest.rhs_layout is not None
     stated = dict(nest.rhs_layout[1])
+    codes, *factors = stated["layouts"]
+    block = next((dict(how)["group"] for how in factors if isinstance(how, tuple)), 0)
+    if block:
+        one = (("bits", 8), ("group", block), ("minimums", False))
+        if not all(isinstance(how, tuple) and how[:-1] == one for how in factors):
+            return None
+        factors = [own for how in factors for own in how[-1][1]]
     quads = grouped_precision(nest) == "i8"
-    return quantised_of(stated["layouts"], stated["group"], target.lanes("f32"), quads)
+    found = quantised_of((codes, *factors), stated["group"], target.lanes("f32"), quads, block)
+    return found if found is not None and found.minimums == stated["minimums"] else None
 
 
 def decoder_of(layout: QuantLayout, target: Target, precision: str) -> Decoder:
@@ -314,9 +326,9 @@ class QuantGemm:
                 store(zero, gep(stage, n * layout.lanes, float32))
             for g in loop(0, layout.groups, decoded.groups):
                 groups = min(layout.groups - g, decoded.groups)
-                weights = byte_at(b, j * layout.panel_bytes + g * layout.group_bytes)
-                call(decode_block.written(f"{self.name}.decode", decoded=decoded), weights, block, groups)
-                later = byte_at(weights, groups * layout.group_bytes)  # the next panel follows this one
+                panel = byte_at(b, j * layout.panel_bytes)
+                call(decode_block.written(f"{self.name}.decode", decoded=decoded), panel, block, g, groups)
+                later = byte_at(panel, self.bytes_of(g + groups))  # the next panel follows this one
                 each = self.fetched(tiles.count, groups)
                 for t in loop(tiles.count):
                     place = byte_at(later, t * groups * each * LINE)
@@ -325,6 +337,14 @@ class QuantGemm:
             finish = finish_tile.written(f"{self.name}.finish", end=self.end)
             place = gep(c, column, self.end.c_element)
             call(finish, args, self.frame.pointer, place, row, column, rows, PANEL_VECTORS)
+
+    @inline
+    def bytes_of(self, groups: Count) -> Count:
+        """Bytes that so many groups of a panel take, with their part of the factors of blocks."""
+        layout = self.layout
+        if not layout.block:
+            return groups * layout.block_bytes
+        return udiv(groups * layout.block_bytes, layout.block)
 
     @inline
     def fetched(self, tiles: Count, groups: Count) -> Count:
@@ -355,7 +375,7 @@ def prepare_rows(a: ptr, a_row: i64, to: ptr, rows: i64, *, kernel: QuantGemm) -
             if k < layout.k:
                 x = masked_load(type_, gep(source, k, float32), lanes(layout.k - k, width))
             decoder.prepare(x, gep(target, k, float32))
-        if layout.zeros:
+        if layout.shifted:
             sum_groups(layout, source, gep(target, kernel.padded_k, float32))
 
 
@@ -396,25 +416,21 @@ def compute_tile(
         return byte_at(a, place) if decoder.row_factors else None
 
     for g in loop(layout.groups):
-        weights = byte_at(b, g * layout.group_bytes)
+        place = Place.of(layout, b, g)
         prepared = decoder.element(a, g * layout.group)
+        weights = byte_at(b, kernel.bytes_of(g))
         for line in range(0, layout.group_bytes, LINE):
             prefetch(byte_at(weights, line + _AHEAD))
         sums = [decoder.begin(factors_of(n), g) for n in range(rows * width)]
         for s in loop(layout.group // decoder.step):
             at = decoder.element(prepared, s * decoder.step)
-            offset = s * step_bytes + layout.codes_start
-            places = [
-                byte_at(byte_at(weights, offset), j * step_bytes // PANEL_VECTORS)
-                for j in range(PANEL_VECTORS)
-            ]
+            codes = byte_at(place.codes, s * step_bytes)
+            places = [byte_at(codes, j * step_bytes // PANEL_VECTORS) for j in range(PANEL_VECTORS)]
             row_places = [byte_at(at, i * kernel.row_bytes) for i in range(rows)]
             sums = decoder.multiply(row_places, places, sums)
 
-        scales = [factor(layout, weights, j, 0) for j in range(width)]
-        zeros = [
-            factor(layout, weights, j, layout.factors_bytes) if layout.zeros else None for j in range(width)
-        ]
+        scales = place.vectors(0)
+        zeros = place.vectors(1) if layout.shifted else [None] * width
         of_rows = [decoder.of_row(factors_of(i * width), g) for i in range(rows)]
         totals = [
             decoder.scaled(own, of_rows[n // width], scales[n % width], zeros[n % width], total)
