@@ -167,6 +167,35 @@ def test_bits(_: int) -> None:
     assert quantised_of(q.layouts[1:], group, lanes) is None
 
 
+@pytest.mark.parametrize("minimums", [False, True])
+def test_blocks_of_groups(minimums: bool) -> None:
+    """Factors of a block, then the codes of factors of all its groups, then the codes of these."""
+    q = QuantLayout(40, 3, 8, 8, 2, "f16", minimums=minimums, block=3)
+    rng, many = np.random.default_rng(0), 1 + minimums
+    codes = rng.integers(0, 127, (40, 3)).astype(np.uint8 if minimums else np.int8)
+    of_groups = rng.integers(-9, 99, (many, 5, 3)).astype(np.int8)
+    of_blocks = rng.standard_normal((many, 2, 3)).astype(np.float16)
+    parts = [codes, *(x for pair in zip(of_groups, of_blocks, strict=True) for x in pair)]
+    stored = q.pack(*parts).reshape(1, 2, -1)
+    for block in range(2):
+        here, at = stored[0, block], 0
+        for factor in of_blocks:
+            np.testing.assert_array_equal(here[at : at + 6].view(np.float16), factor[block])
+            at += 8
+        for factor in of_groups:
+            rows = here[at : at + 12].view(np.int8).reshape(3, 4)[:, :3]
+            own = factor[3 * block : 3 * block + 3]
+            np.testing.assert_array_equal(rows[: len(own)], own)
+            at += 12
+        own = codes[24 * block : 24 * block + 24]
+        assert at == q.codes_start
+        np.testing.assert_array_equal(here[at:].view(codes.dtype).reshape(24, 4)[: len(own), :3], own)
+    for stored_as, value in zip(q.layouts, parts, strict=True):
+        np.testing.assert_array_equal(stored_as.unpack(q.pack(*parts)), value)
+    assert quantised_of(q.layouts, 8, 2, block=3) == q
+    assert quantised_of(q.layouts, 8, 2, block=2) is quantised_of(q.layouts, 8, 2) is None
+
+
 def test_other_tensors_of_a_storage_stay() -> None:
     q = QuantLayout(8, 2, bits=4, group=8, lanes=1)
     full = np.full(q.nbytes, 0xA5, np.uint8)

@@ -86,6 +86,7 @@ def test_a_table_is_copied_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         *QuantLayout(48, 53, bits=4, group=16, lanes=8).layouts,
         *QuantLayout(41, 70, bits=4, group=8, lanes=16, scale="f16").layouts,
         *QuantLayout(48, 53, bits=8, group=16, lanes=8, quads=True).layouts,
+        *QuantLayout(88, 53, bits=4, group=8, lanes=8, scale="f16", minimums=True, block=4).layouts,
     ],
     ids=str,
 )
@@ -94,7 +95,7 @@ def test_slabs_give_the_whole(layout: Layout, axis: int) -> None:
     shape = tuple(int(n or 0) for n in layout.sizes)
     x = np.arange(1, 1 + shape[0] * shape[1]).reshape(shape)
     if layout.packed is not None:
-        x = (x % 16 - 8).astype(layout.packed.dtype.np)
+        x = (x % 16 - 8 * layout.packed.dtype.is_signed).astype(layout.packed.dtype.np)
     step = layout.slab_step(axis)
     assert step is not None
     for many in (step, 2 * step, 5 * step):

@@ -158,6 +158,35 @@ def test_emitters_of_quantised_weights_refuse_other_groups(change: str) -> None:
     assert ["cannot read the layout" in thunk["why"] for thunk in program.stats["host_thunks"]] == [True]
 
 
+@pytest.mark.parametrize("change", ["none", "block", "zeros"])
+def test_emitters_of_quantised_weights_refuse_other_blocks(change: str) -> None:
+    """Factors that are codes: how many groups share a number, and that there is nothing else."""
+    layout = QuantLayout(64, 24, 4, 8, LANES, "f16", minimums=True, block=8)
+    codes = RNG.integers(0, 16, (64, 24)).astype(np.uint8)
+    of_groups = RNG.integers(0, 64, (2, 8, 24)).astype(np.int8)
+    of_blocks = RNG.uniform(0.5, 1, (2, 1, 24)).astype(np.float16)
+    packed = layout.pack(codes, of_groups[0], of_blocks[0], of_groups[1], of_blocks[1])
+    g = rlx.Graph("bits")
+    p = g.param("w", packed.shape, "u8", packed)
+    x = g.input("x", (8, 64), "f32")
+    read, *parts = [read_as(p, layout=own) for own in layout.layouts]
+    wide = of_blocks.astype(np.float32)
+    factors = (of_groups * wide).repeat(8, axis=1)
+    how = {"bits": 8, "group": 16 if change == "block" else 8}  # one block all the same
+    pairs = [(*parts[:2], *parts[3:][: change == "zeros"]), parts[2:]]
+    if change == "zeros":  # of scales: what minimums have
+        factors[0] = ((of_groups[0] - wide[1]) * wide[0]).repeat(8, axis=0)
+    decode = get_op("dequantize_groups")
+    nested = [decode(*pair, **how) for pair in pairs]
+    g.output("y", x @ decode(read, *nested, bits=4, group=8, minimums=True))
+    program = rlx.compile(g, cache=False)
+    given = RNG.standard_normal((8, 64)).astype(np.float32)
+    wanted = given.astype(np.float64) @ (codes * factors[0].astype(np.float64) - factors[1])
+    np.testing.assert_allclose(program(given), wanted, rtol=1e-3, atol=1e-2)
+    told = [thunk["why"] for thunk in program.stats["host_thunks"]]
+    assert bool(told) is (change != "none") and all("cannot read the layout" in why for why in told), told
+
+
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("quantised", [False, True])
 def test_emitters_refuse_axes_in_front_of_a_matrix(quantised: bool, free: bool) -> None:
