@@ -1,8 +1,9 @@
 """Block formats of GGUF files: bytes of blocks to small integers with one factor for each group of them.
 
-Every format is the same kind of number: `scale * code`, or `scale * code + minimum`, with a code of at most
+Every format is the same kind of number: `scale * code`, or `scale * code - minimum`, with a code of at most
 eight bits and factors for each group of neighbours in a row. `Groups` holds that, so what reads weights knows
-one form. Written out in f32, the numbers have the bits that llama.cpp's own Python package gives.
+one form. Factors are numbers, or small codes that share a number (`Shared`). Written out in f32, the numbers
+have the bits that llama.cpp's own Python package gives.
 """
 
 from __future__ import annotations
@@ -18,8 +19,41 @@ Array = np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
+class Shared:
+    """Rows of factors that are codes (i8) times numbers of f16, one for several neighbours.
+
+    >>> Shared(np.array([[1, 2, 3, 4]], np.int8), np.array([[0.5, 2]], np.float16)).numbers().tolist()
+    [[0.5, 1.0, 6.0, 8.0]]
+    """
+
+    codes: Array
+    of_blocks: Array
+
+    def numbers(self) -> Array:
+        """The factors in f32, which holds these products exactly."""
+        *lead, columns = self.codes.shape
+        parts = self.codes.reshape(*lead, self.of_blocks.shape[-1], -1).astype(np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            return (parts * self.of_blocks[..., None].astype(np.float32)).reshape(*lead, columns)
+
+    def reshape(self, *shape: int) -> Shared:
+        return Shared(self.codes.reshape(*shape), self.of_blocks.reshape(*shape))
+
+    def __getitem__(self, rows: Array) -> Shared:
+        return Shared(self.codes[rows], self.of_blocks[rows])
+
+
+Factors = Array | Shared
+
+
+def numbers(factors: Factors) -> Array:
+    """Factors as f32."""
+    return factors.numbers() if isinstance(factors, Shared) else factors
+
+
+@dataclass(frozen=True, eq=False)
 class Groups:
-    """Rows of codes (i8) with f32 factors for each `group` of columns.
+    """Rows of codes (i8 or u8) with f32 or shared factors for each `group` of columns.
 
     >>> rows = Groups(np.array([[1, 2, 3, 4]], np.int8), np.array([[0.5, 2]], np.float32))
     >>> rows.group, rows.numbers().tolist()
@@ -27,30 +61,29 @@ class Groups:
     """
 
     codes: Array
-    scales: Array
-    minimums: Array | None = None
+    scales: Factors
+    minimums: Factors | None = None
 
     @property
     def group(self) -> int:
         """Columns that share a factor."""
-        return int(self.codes.shape[-1]) // max(int(self.scales.shape[-1]), 1)
+        factors = self.scales.codes if isinstance(self.scales, Shared) else self.scales
+        return int(self.codes.shape[-1]) // max(int(factors.shape[-1]), 1)
 
     def numbers(self) -> Array:
         """The numbers in f32."""
         *lead, columns = self.codes.shape
         levels = self.codes.reshape(*lead, -1, self.group).astype(np.float32)
         with np.errstate(invalid="ignore", over="ignore"):  # a damaged file may hold anything
-            levels *= self.scales[..., None]
+            levels *= numbers(self.scales)[..., None]
             if self.minimums is not None:
-                levels += self.minimums[..., None]
+                levels -= numbers(self.minimums)[..., None]
         return levels.reshape(*lead, columns)
 
     def reshaped(self, *lead: int) -> Groups:
         """The same rows under other leading sizes."""
-        parts = (self.codes, self.scales, self.minimums)
-        codes, scales, minimums = (None if p is None else p.reshape(*lead, -1) for p in parts)
-        assert codes is not None and scales is not None
-        return Groups(codes, scales, minimums)
+        least = None if self.minimums is None else self.minimums.reshape(*lead, -1)
+        return Groups(self.codes.reshape(*lead, -1), self.scales.reshape(*lead, -1), least)
 
 
 @dataclass(frozen=True)
@@ -68,7 +101,9 @@ class Format:
     """Bits that a code needs."""
     minimums: bool = False
     halves: bool = False
-    """Whether scales are f16 in the file; otherwise they are products."""
+    """Whether factors are f16 in the file."""
+    block: int = 0
+    """Groups whose factors share a number; 0 where each is a number."""
     e2m1: bool = False
     """Whether codes are twice the numbers of that type, and scales powers of 2."""
 
@@ -76,6 +111,12 @@ class Format:
 def _half(blocks: Array) -> Array:
     """Two bytes of each block as f32."""
     return np.ascontiguousarray(blocks).view("<f2").astype(np.float32)
+
+
+def _shared(codes: Array, numbers: Array) -> Shared:
+    """Codes of factors in bytes, and two bytes of the number that each block has for them."""
+    stored = np.ascontiguousarray(codes).view(np.int8)
+    return Shared(stored, np.ascontiguousarray(numbers).view("<f2").astype(np.float16))
 
 
 def _nibbles(packed: Array, run: int) -> Array:
@@ -100,8 +141,7 @@ def _q4_0(b: Array) -> Groups:
 
 
 def _q4_1(b: Array) -> Groups:
-    codes = _nibbles(b[:, 4:], 16).astype(np.int8)
-    return Groups(codes, _half(b[:, :2]), _half(b[:, 2:4]))
+    return Groups(_nibbles(b[:, 4:], 16), _half(b[:, :2]), -_half(b[:, 2:4]))
 
 
 def _fifth_bits(packed: Array) -> Array:
@@ -116,7 +156,7 @@ def _q5_0(b: Array) -> Groups:
 
 def _q5_1(b: Array) -> Groups:
     codes = _nibbles(b[:, 8:], 16) | _fifth_bits(b[:, 4:8])
-    return Groups(codes.astype(np.int8), _half(b[:, :2]), _half(b[:, 2:4]))
+    return Groups(codes, _half(b[:, :2]), -_half(b[:, 2:4]))
 
 
 def _q8_0(b: Array) -> Groups:
@@ -124,16 +164,14 @@ def _q8_0(b: Array) -> Groups:
 
 
 def _q2_k(b: Array) -> Groups:
-    factors, scale, least = b[:, :16], _half(b[:, 80:82]), _half(b[:, 82:84])
-    codes = _fields(b[:, 16:80], 2, 32).astype(np.int8)
-    return Groups(codes, scale * (factors & 15), -(least * (factors >> 4)))
+    factors, codes = b[:, :16], _fields(b[:, 16:80], 2, 32)
+    return Groups(codes, _shared(factors & 15, b[:, 80:82]), _shared(factors >> 4, b[:, 82:84]))
 
 
 def _q3_k(b: Array) -> Groups:
     low, high = _nibbles(b[:, 96:104], 8), _fields(b[:, 104:108], 2, 4)
-    scales = _signed(low | high << 4, 32).astype(np.float32)
     codes = _fields(b[:, 32:96], 2, 32) | _fields(b[:, :32], 1, 32) << 2
-    return Groups(_signed(codes, 4), _half(b[:, 108:110]) * scales)
+    return Groups(_signed(codes, 4), _shared(_signed(low | high << 4, 32), b[:, 108:110]))
 
 
 def _six_bit_pairs(packed: Array) -> tuple[Array, Array]:
@@ -147,7 +185,7 @@ def _six_bit_pairs(packed: Array) -> tuple[Array, Array]:
 
 def _with_minimums(b: Array, codes: Array) -> Groups:
     scales, least = _six_bit_pairs(b[:, 4:16])
-    return Groups(codes.astype(np.int8), _half(b[:, :2]) * scales, -(_half(b[:, 2:4]) * least))
+    return Groups(codes, _shared(scales, b[:, :2]), _shared(least, b[:, 2:4]))
 
 
 def _q4_k(b: Array) -> Groups:
@@ -160,8 +198,7 @@ def _q5_k(b: Array) -> Groups:
 
 def _q6_k(b: Array) -> Groups:
     codes = _nibbles(b[:, :128], 64) | _fields(b[:, 128:192], 2, 32) << 4
-    scales = _half(b[:, 208:210]) * np.ascontiguousarray(b[:, 192:208]).view(np.int8)
-    return Groups(_signed(codes, 32), scales)
+    return Groups(_signed(codes, 32), _shared(b[:, 192:208], b[:, 208:210]))
 
 
 # The levels of the formats whose four bits are places in a table.
@@ -177,8 +214,7 @@ def _iq4_nl(b: Array) -> Groups:
 def _iq4_xs(b: Array) -> Groups:
     low = _fields(b[:, 4:8], 4, 1)
     high = _fields(b[:, 2:4], 2, 1)
-    scales = _signed(low | high << 4, 32).astype(np.float32)
-    return Groups(_UNEVEN[_nibbles(b[:, 8:], 16)], _half(b[:, :2]) * scales)
+    return Groups(_UNEVEN[_nibbles(b[:, 8:], 16)], _shared(_signed(low | high << 4, 32), b[:, :2]))
 
 
 def halved_powers(exponents: Array) -> Array:
@@ -205,13 +241,13 @@ FORMATS: dict[int, Format] = {
     6: Format("Q5_0", 32, 22, _q5_0, 32, 5, halves=True),
     7: Format("Q5_1", 32, 24, _q5_1, 32, 5, minimums=True, halves=True),
     8: Format("Q8_0", 32, 34, _q8_0, 32, 8, halves=True),
-    10: Format("Q2_K", 256, 84, _q2_k, 16, 2, minimums=True),
-    11: Format("Q3_K", 256, 110, _q3_k, 16, 3),
-    12: Format("Q4_K", 256, 144, _q4_k, 32, 4, minimums=True),
-    13: Format("Q5_K", 256, 176, _q5_k, 32, 5, minimums=True),
-    14: Format("Q6_K", 256, 210, _q6_k, 16, 6),
+    10: Format("Q2_K", 256, 84, _q2_k, 16, 2, minimums=True, block=16),
+    11: Format("Q3_K", 256, 110, _q3_k, 16, 3, block=16),
+    12: Format("Q4_K", 256, 144, _q4_k, 32, 4, minimums=True, block=8),
+    13: Format("Q5_K", 256, 176, _q5_k, 32, 5, minimums=True, block=8),
+    14: Format("Q6_K", 256, 210, _q6_k, 16, 6, block=16),
     20: Format("IQ4_NL", 32, 18, _iq4_nl, 32, 8, halves=True),
-    23: Format("IQ4_XS", 256, 136, _iq4_xs, 32, 8),
+    23: Format("IQ4_XS", 256, 136, _iq4_xs, 32, 8, block=8),
     30: Format("BF16", 1, 2),
     39: Format("MXFP4", 32, 17, _mxfp4, 32, 5, e2m1=True),
 }

@@ -19,11 +19,12 @@ from rlx.ir.graph import Graph, Node
 from rlx.llm.config import Config
 from rlx.llm.operands import (
     Part,
+    coded_operands,
+    coding_of,
     expert_coding,
     expert_parts,
     matrix_parts,
     plain_part,
-    stored_bits,
 )
 from rlx.llm.rope import Rope
 from rlx.llm.tensors import Entry, Tensors
@@ -170,18 +171,19 @@ class _Decoder:
             made: Node = ops.matmul(x, matrix if self.config.columns_first else ops.transpose(matrix))
             return made
         if self.config.activations == "i8":
-            parts = [self.param(part) for part in matrix_parts(entry)]
-            bits, group = stored_bits(entry.format), entry.format.group
-            made = ops.coded_matmul(x, *parts, bits=bits, group=group)
+            made = ops.coded_matmul(x, *self.parts(entry), **coding_of(entry.format))
             return made
         made = ops.matmul(x, self.codes(entry))
         return made
 
     def codes(self, entry: Entry) -> Node:
         """A matrix [in, out] of small integers with factors."""
-        parts = [self.param(part) for part in matrix_parts(entry)]
-        made: Node = ops.dequantize_groups(*parts, bits=stored_bits(entry.format), group=entry.format.group)
+        made: Node = ops.dequantize_groups(*self.parts(entry), **coding_of(entry.format))
         return made
+
+    def parts(self, entry: Entry) -> list[Node]:
+        """Codes and factors of such a matrix."""
+        return coded_operands(entry.format, [self.param(part) for part in matrix_parts(entry)])
 
     def linear(self, x: Node, name: str, columns: int) -> Node:
         rows = int(x.shape[-1])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from rlx import ops
+from rlx.ir.graph import Node
 from rlx.kernel.nibbles import packed
-from rlx.llm.blocks import Format, Groups, halved_powers
+from rlx.llm.blocks import Format, Groups, Shared, halved_powers, numbers
 from rlx.llm.tensors import Entry
 from rlx.records import dataclass
 
@@ -74,40 +77,66 @@ def stored_bits(format: Format) -> int:
 
 
 def matrix_parts(entry: Entry) -> list[Part]:
-    """The operands of `ops.dequantize_groups` for a matrix: codes [in, out], scales, perhaps zero points."""
-    out, size = entry.shape
-    groups, format = (size // entry.format.group, out), entry.format
-    about: About = [("", (size, out), "i8"), (".scales", groups, "f16" if format.halves else "f32")]
-    if format.minimums:
-        about.append((".zeros", groups, "f32"))
+    """The params of a matrix: codes [in, out], scales, perhaps minimums; of shared factors their codes, then
+    the numbers of blocks."""
+    (out, size), format = entry.shape, entry.format
+    count, half = size // format.group, "f16" if format.halves else "f32"
+    about: About = [("", (size, out), "u8" if format.minimums else "i8")]
+    for name in (".scales", ".minimums")[: 1 + format.minimums]:
+        if format.block:
+            about += [(name, (count, out), "i8"), (f"{name}.blocks", (count // format.block, out), "f16")]
+        else:
+            about.append((name, (count, out), half))
     return _parts(entry, lambda own: operands_of(own.format, _groups(own)), about)
 
 
 def operands_of(format: Format, groups: Groups) -> list[Array]:
-    """Codes, scales and zero points: columns of numbers (code - zero) * scale.
-
-    Numbers scale * code + minimum have zero = -minimum / scale, rounded once. Where the scale is 0 the number
-    is the minimum: (0 - -1) * minimum.
+    """The values of these params.
 
     >>> from rlx.llm.blocks import FORMATS
-    >>> one = Groups(np.array([[3, 5]], np.int8), np.array([[2]], np.float32), np.array([[4]], np.float32))
+    >>> one = Groups(np.array([[3, 5]], np.uint8), np.array([[2]], np.float32), np.array([[4]], np.float32))
     >>> [part.tolist() for part in operands_of(FORMATS[3], one)]
-    [[[-5], [-3]], [[2.0]], [[-10.0]]]
+    [[[3], [5]], [[2.0]], [[4.0]]]
     """
-    return [np.ascontiguousarray(part.T) for part in _centred(format, groups)]
+    parts = [groups.codes]
+    for factor in (groups.scales, groups.minimums):
+        if isinstance(factor, Shared):
+            parts += [factor.codes, factor.of_blocks]
+        elif factor is not None:
+            parts.append(factor.astype(np.float16) if format.halves else factor)
+    return [np.ascontiguousarray(part.T) for part in parts]
+
+
+def coding_of(format: Format) -> dict[str, Any]:
+    """The attributes of `ops.dequantize_groups` for the matrices of a format."""
+    return {"bits": stored_bits(format), "group": format.group, "minimums": format.minimums}
+
+
+def coded_operands(format: Format, params: Sequence[Node]) -> list[Node]:
+    """The operands of that op: params of `matrix_parts`, and shared factors as the same op gives them."""
+    codes, *factors = params
+    if not format.block:
+        return [codes, *factors]
+    pairs = zip(factors[::2], factors[1::2], strict=True)
+    return [codes, *(ops.dequantize_groups(*pair, bits=8, group=format.block) for pair in pairs)]
 
 
 def _centred(format: Format, groups: Groups) -> list[Array]:
-    """The same, row by row."""
-    codes, scales, least = groups.codes, groups.scales, groups.minimums
-    if least is None:
+    """Codes with a sign, scales and perhaps zero points, row by row: numbers (code - zero) * scale.
+
+    Numbers scale * code - minimum have zero = minimum / scale, rounded once. Where the scale is 0 the number
+    is -minimum: (0 - 1) * minimum.
+    """
+    codes, scales = groups.codes, numbers(groups.scales)
+    if groups.minimums is None:
         return [codes, scales.astype(np.float16) if format.halves else scales]
+    least = numbers(groups.minimums)
     middle = 8 if stored_bits(format) == 4 else 0  # codes of four bits are stored with a sign
     flat = scales == 0
     factors = np.where(flat, least, scales)
-    zeros = -least / np.where(flat, np.float32(1), scales) - np.float32(middle)
-    zeros[flat] = -1
-    centred = codes - np.int8(middle)
+    zeros = least / np.where(flat, np.float32(1), scales) - np.float32(middle)
+    zeros[flat] = 1
+    centred = codes.view(np.int8) - np.int8(middle)
     if flat.any():
         centred[np.repeat(flat, groups.group, axis=-1)] = 0
     return [centred, factors.astype(np.float16) if format.halves else factors, zeros]
