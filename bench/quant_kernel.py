@@ -1,4 +1,4 @@
-"""Speed of products with 4-bit and 8-bit weights, as a share of the read bandwidth of the same round.
+"""Speed of products with weights of 4, 6 and 8 bits, as a share of the read bandwidth of the same round.
 
     python bench/quant_kernel.py --threads 1 --peers
     python bench/quant_kernel.py --precision i8 --shape 128 576 1536 --shape 1 576 1536
@@ -157,7 +157,7 @@ def report(args: argparse.Namespace, bench: Bench, m: int) -> None:
     timers: dict[str, Callable[[], float]] = {"rlx": lambda: bench.product(a, c)}
     notes = f"error {error(c, wanted):.0e}"
     outputs = []  # kept, because ONNX Runtime writes into them
-    for level in (0, 4) if args.peers else ():
+    for level in (0, 4) if args.peers and bench.bits != 6 else ():
         timers[f"ort{level}"], out = onnxruntime_timer(bench, a, level, args.threads)
         outputs.append(out)
         notes += f", ort{level} {error(out, wanted):.0e}"
@@ -187,11 +187,12 @@ def main() -> None:
     parser.add_argument("--target", default="host")
     parser.add_argument("--precision", choices=("f32", "bf16", "i8"), default="f32")
     parser.add_argument("--group", type=int, default=32)
+    parser.add_argument("--bits", type=int, action="append", choices=(4, 6, 8))
     parser.add_argument("--peers", action="store_true", help="also time ONNX Runtime")
     parser.add_argument("--shape", type=int, nargs=3, action="append", metavar=("M", "K", "N"))
     args = parser.parse_args()
     target, team = resolve(args.target), Team(args.threads)
-    for bits in (4, 8):
+    for bits in args.bits or (4, 6, 8):
         for m, k, n in args.shape or SHAPES:
             report(args, Bench(target, team, k, n, bits, args), m)
 

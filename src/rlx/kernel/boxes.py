@@ -145,9 +145,10 @@ def tiles(parts: Sequence[Part], size: int) -> bool:
     return done == size
 
 
-def apart(box: Box, size: int) -> bool:
-    """Whether each element of a box has a place of its own, inside a storage of this size."""
-    span = 1
+def apart(box: Box, size: int, width: int = 1) -> bool:
+    """Whether each element of a box has places of its own, as many as its width, inside a storage of this
+    size."""
+    span = width
     for place in reversed(part_of(box).places):
         if place.digit.stride < span:
             return False
@@ -155,17 +156,18 @@ def apart(box: Box, size: int) -> bool:
     return box.base + span <= size
 
 
-def closed_up(box: Box) -> tuple[Box, int, list[Digit]]:
-    """The same box without gaps; how many elements of it are side by side in the storage, and the digits that
-    say where such runs are, from the largest stride on."""
-    span, run, strides = 1, 1, {}
+def closed_up(box: Box, width: int = 1) -> tuple[Box, int, list[Digit]]:
+    """The same box without gaps, of elements that have one place each, not so many as their width; how many
+    of them are side by side in the storage, and the digits that say where such runs are, from the largest
+    stride on."""
+    span, run, strides = width, 1, {}
     far: list[Digit] = []
     for place in reversed(part_of(box).places):
         if far or place.digit.stride != span:
             far.insert(0, place.digit)
         else:
             run *= place.digit.extent
-        strides[place.digit.stride] = span
+        strides[place.digit.stride] = span // width
         span *= place.digit.extent
     sides = [
         Side(s.start, s.stop, tuple([Digit(d.extent, strides[d.stride]) for d in s.digits]))

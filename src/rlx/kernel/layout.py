@@ -135,8 +135,8 @@ class Layout(Described):
 
     @cached_property
     def elements(self) -> int:
-        """Elements of the storage, for one index of all axes of any size."""
-        return prod(self.known) if self.packed is None else prod(self.known) * 8 // self.packed.bits
+        """Elements of the storage (or places, if each has several), for one index of all axes of any size."""
+        return prod(self.known) if self.packed is None else prod(self.known) * 8 // self.packed.place_bits
 
     @cached_property
     def is_whole(self) -> bool:
@@ -166,7 +166,7 @@ class Layout(Described):
             return f"there are more than {MOST} axes or boxes"
         if self.packed is not None and (len(self.stored) != 1 or len(self.shape) < 2):
             return "bytes are stored along one axis, their elements have more"  # kernels tell them by rank
-        if self.packed is not None and 8 * self.known[0] % self.packed.bits:
+        if self.packed is not None and 8 * self.known[0] % self.packed.place_bits:
             return f"{self.known[0]} bytes are not whole elements {self.packed.name}"
         for box in self.boxes:
             if sum([len(side.digits) for side in box.sides]) > MOST:
@@ -185,11 +185,12 @@ class Layout(Described):
         if self.packed is not None:
             if len(self.boxes) > 1:
                 return "elements in bytes are one box"
-            if not apart(self.boxes[0], self.elements):
+            element, box = self.packed, self.boxes[0]
+            if not apart(box, self.elements, element.places):
                 return "elements overlap, or are outside the storage"
-            _, run, far = closed_up(self.boxes[0])
-            distances = (run, self.boxes[0].base, *[d.stride for d in far])
-            whole = all(n * self.packed.bits % 8 == 0 for n in distances)
+            _, run, far = closed_up(box, element.places)
+            whole = all(n * element.place_bits % 8 == 0 for n in (box.base, *[d.stride for d in far]))
+            whole = whole and run % element.together == 0
             return None if whole else "elements side by side are not whole bytes"
         if min(box.base for box in self.boxes) or not tiles([part_of(b) for b in self.boxes], self.elements):
             return "boxes do not fill the storage"
@@ -333,9 +334,9 @@ class Layout(Described):
         """
         if None in self.shape or any(len(f or ()) != 1 for f in self.shape):
             return None
-        sides = [box.sides[axis] for box in self.boxes]
-        bits = 8 if self.packed is None else self.packed.bits
-        if any(side.digits and side.digits[0].stride * bits % 8 for side in sides):
+        together = 1 if self.packed is None else self.packed.together
+        sides = [box.sides[axis] for box in (self.boxes if together == 1 else self._closed.boxes)]
+        if any(side.digits and side.digits[0].stride % together for side in sides):
             return None
         step = lcm(*[side.worths()[0] for side in sides if side.digits])
         return step if all(side.start % step == 0 for side in sides) else None
@@ -385,7 +386,8 @@ class Layout(Described):
     @cached_property
     def _closed(self) -> Layout:
         """Elements in bytes as they would be stored without gaps and in their own dtype."""
-        boxes = tuple([closed_up(box)[0] for box in self.boxes])
+        assert self.packed is not None
+        boxes = tuple([closed_up(box, self.packed.places)[0] for box in self.boxes])
         elements = prod([side.extent for box in boxes for side in box.sides]) if boxes else 0
         return Layout(self.shape, (elements,), boxes)
 
@@ -394,10 +396,10 @@ class Layout(Described):
         assert self.packed is not None
         if not self.boxes:
             return stored
-        bits, (_, run, far) = self.packed.bits, closed_up(self.boxes[0])
+        bits, (_, run, far) = self.packed.place_bits, closed_up(self.boxes[0], self.packed.places)
         return np.lib.stride_tricks.as_strided(
             stored[..., self.boxes[0].base * bits // 8 :],
-            (*stored.shape[:-1], *[d.extent for d in far], run * bits // 8),
+            (*stored.shape[:-1], *[d.extent for d in far], run * self.packed.bits // 8),
             (*stored.strides[:-1], *[d.stride * bits // 8 for d in far], 1),
         )
 

@@ -19,8 +19,10 @@ from rlx.kernel.packed import ELEMENTS, Element
 from rlx.records import dataclass
 
 PANEL_VECTORS = 2  # of columns, in panels of quantised weights
+BYTE_OF_K = (0, 2, 1, 3)
+"""Which byte of a quad of 6-bit codes has each of its k: neighbours are in the low bytes of its halves, or in
+the high ones."""
 _SCALE_BYTES = {"f16": 2, "f32": 4}
-_CODES = {(4, False): "i4+8", (8, False): "i8", (4, True): "u4", (8, True): "u8"}  # by bits, unsigned
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,9 @@ class QuantLayout:
     and in front of the codes of all groups are the factors of the block, then the codes of factors.
 
     4-bit codes come as one 32-bit word per column and 8 k: the even k in the low half, the odd in the high.
-    8-bit codes come k by k; in quads, four k of a column together.
+    8-bit codes come k by k; in quads, four k of a column together. 6-bit codes come in sets of 16 k of a
+    vector of columns, as `rlx.kernel.packed` has them; `BYTE_OF_K` says where the k of a quad are. They take
+    8 bits where groups are not whole sets.
 
     >>> QuantLayout(64, 32, bits=4, group=32, lanes=16, scale="f16").nbytes
     1152
@@ -156,15 +160,19 @@ class QuantLayout:
     scale: str = "f32"
     zeros: bool = False
     zero: str = ""  # dtype of zeros or minimums, where it is another than that of scales
-    quads: bool = False
+    quads: bool = False  # of codes of 8 bits
     minimums: bool = False
     block: int = 0
 
     def __post_init__(self) -> None:
         if self.zero == self.scale:
             object.__setattr__(self, "zero", "")  # equal layouts are equal
-        if self.bits not in (4, 8) or (self.quads and self.bits != 8):
-            raise ShapeError(f"quantised weights have 4 or 8 bits, not {self.bits}; quads are of 8 bits")
+        if self.bits not in (4, 6, 8):
+            raise ShapeError(f"quantised weights have 4, 6 or 8 bits, not {self.bits}")
+        if self.bits == 6 and (self.group % 16 or _element(6, False, self.lanes) not in ELEMENTS):
+            object.__setattr__(self, "bits", 8)
+        if self.quads and self.bits != 8:
+            object.__setattr__(self, "quads", False)
         if self.group < 8 or self.group % 8:
             raise ShapeError(f"a group of quantised weights is a multiple of 8 along k, not {self.group}")
         if (self.zeros and self.minimums) or self.block < 0:
@@ -283,7 +291,12 @@ def quantised_of(
     """
     names = ["" if own.packed is None else own.packed.name for own in layouts]
     sizes = layouts[0].sizes if layouts else ()
-    known = [key for key, name in _CODES.items() if name in names[:1]]
+    known = [
+        (bits, unsigned)
+        for bits in (4, 6, 8)
+        for unsigned in (False, True)
+        if _element(bits, unsigned, lanes) in names[:1]
+    ]
     factors = names[2::2] if block else names[1:]
     if not known or len(factors) not in (1, 2) or not all(name in _SCALE_BYTES for name in factors):
         return None
@@ -302,7 +315,7 @@ def quantised_of(
         factors[0],
         shifted and not minimums,
         factors[-1],
-        quads and bits == 8,
+        quads,
         minimums,
         block,
     )
@@ -449,14 +462,23 @@ def _blocks(b: ChannelBlocks) -> Layout:
     return Layout((None, (b.channels,), *pixels), (None, count, *pixels, b.lanes), (Box((side,), 0),))
 
 
+def _element(bits: int, unsigned: bool, lanes: int) -> str:
+    """How codes of so many bits are written for vectors of so many columns."""
+    if bits == 6:
+        return f"u6x{lanes}" if unsigned else f"i6+32x{lanes}"
+    return {4: ("i4+8", "u4"), 8: ("i8", "u8")}[bits][unsigned]
+
+
 @lru_cache(1024)
 def _quantised(q: QuantLayout) -> tuple[Layout, ...]:
-    names = (_CODES[q.bits, q.minimums], q.scale, q.zero or q.scale)
+    names = (_element(q.bits, q.minimums, q.lanes), q.scale, q.zero or q.scale)
     codes, *kinds = (ELEMENTS[name] for name in names[: 2 + q.shifted])
     inside: tuple[tuple[int, int], ...]
     inside, column = ((q.group, q.columns),), 1
     if q.bits == 4:
         inside, column = ((q.group // 8, q.columns * 8), (4, 1), (2, 4)), 8
+    elif q.bits == 6:
+        inside, column = ((q.group // 16, q.columns * 48), (4, 12), (2, 3), (2, 6)), 48  # BYTE_OF_K
     elif q.quads:
         inside, column = ((q.group // 4, q.columns * 4), (4, 1)), 4
 
@@ -466,14 +488,14 @@ def _quantised(q: QuantLayout) -> tuple[Layout, ...]:
         """Blocks and panels are as far apart as all parts together need."""
 
         def far(nbytes: int) -> int:
-            return 8 * nbytes // element.bits
+            return 8 * nbytes // element.place_bits
 
         down = _side(0, rows, (q.blocks, far(q.block_bytes)), *digits)
         across = _side(0, q.n, (q.panels, far(q.panel_bytes)), (q.columns, column))
         boxes = (Box((down, across), far(start)),) if q.nbytes else ()
         return Layout(((rows,), (q.n,)), (q.nbytes,), boxes, element)
 
-    groups = (q.together, 8 * q.codes_bytes // codes.bits)
+    groups = (q.together, 8 * q.codes_bytes // codes.place_bits)
     parts = [part(codes, q.k, q.codes_start, (groups, *inside), column)]
     for kind, start, codes_start in zip(kinds, q.factor_starts, q.factor_codes_starts, strict=True):
         if q.block:

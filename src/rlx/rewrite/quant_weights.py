@@ -1,4 +1,4 @@
-"""Layout: weights of 4 or 8 bits stay so, packed in the order that matmuls read; constants once, at load."""
+"""Layout: weights of few bits stay so, packed in the order that matmuls read; constants once, at load."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
         """The parts of a matrix as products of rounded rows read them."""
         key = _key(how, parts)
         if key not in rounded:
-            rounded[key] = _parts(parts, how, lanes, quads=how.attrs["bits"] == 8)
+            rounded[key] = _parts(parts, how, lanes, quads=True)
         return rounded[key]
 
     def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
@@ -113,7 +113,7 @@ def _key(how: Node, parts: Sequence[Node]) -> tuple[int, ...]:
 
 def can_be_stored(matrix: Node) -> bool:
     """Whether kernels read such codes."""
-    return matrix.attrs["bits"] in (4, 8) and matrix.attrs["group"] % 8 == 0
+    return matrix.attrs["bits"] in (4, 6, 8) and matrix.attrs["group"] % 8 == 0
 
 
 def _stored(matrix: Node, lanes: int) -> Node:

@@ -142,6 +142,19 @@ CASES: dict[str, Operands] = {
         np.zeros((40, 32), np.int16),
         [whole("i2", 32, 1)],
     ),
+    "permi2w": (
+        lambda f, k: f.intrinsic(
+            "llvm.x86.avx512.vpermi2var.hi.512",
+            k.type,
+            lanes_of(k.type, [i * 77 for i in range(32)]),
+            k,
+            lanes_of(k.type, [i * 77 for i in range(32, 64)]),
+            feature="avx512bw",
+            twin=twins.look_up_in_two,
+        ),
+        np.zeros((40, 32), np.int16),
+        [whole("i2", 32, 1)],
+    ),
     "range": (
         lambda f, x: write(f, vmath_core.nearer_to_zero, x, 1.5),
         np.zeros((300, 16), np.float32),

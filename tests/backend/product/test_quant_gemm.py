@@ -33,7 +33,8 @@ class Product:
     def __init__(
         self, target: Target, layout: QuantLayout, epilogue: Any = None, precision: str = "f32"
     ) -> None:
-        self.layout, self.precision, weights = layout, precision, coded_weights(layout)
+        self.layout, self.precision, self.coded = layout, precision, coded_weights(layout)
+        weights = self.coded
         self.weights, self.bound, self.packed = weights.matrix, weights.sizes, weights.packed
         assert self.packed.nbytes == layout.nbytes
         module = Module(target)
@@ -75,7 +76,7 @@ def rows_of(count: int, k: int) -> Array:
 
 
 @every_target
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 @pytest.mark.parametrize("shift", SHIFTS, ids=shift_name)
 @pytest.mark.parametrize(
     ("k", "n", "group"), [(64, 32, 32), (96, 200, 32), (40, 5, 8), (100, 33, 16), (1, 1, 32)]
@@ -89,7 +90,7 @@ def test_products(target: Target, bits: int, shift: dict[str, Any], k: int, n: i
 
 @every_target
 @pytest.mark.parametrize("shift", SHIFTS, ids=shift_name)
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 def test_bits_of_a_row_are_those_alone(target: Target, bits: int, shift: dict[str, Any]) -> None:
     """Weights that are decoded for many rows give the same bits as those decoded in registers for one."""
     product = Product(target, quant_layout(520, 75, target, bits, 16, **shift))
@@ -101,6 +102,21 @@ def test_bits_of_a_row_are_those_alone(target: Target, bits: int, shift: dict[st
     product.check(a, product.run(a, threads=3))
 
 
+@every_target
+@pytest.mark.parametrize("shift", SHIFTS, ids=shift_name)
+def test_bits_of_six_are_those_of_eight(target: Target, shift: dict[str, Any]) -> None:
+    """The same numbers in the same order, but for targets that take codes of six bits as bf16 numbers."""
+    six = Product(target, quant_layout(100, 75, target, 6, 16, **shift))
+    wide = QuantLayout(100, 75, 8, 16, target.lanes("f32"), **shift)
+    eight = Product(target, wide)
+    eight.packed = wide.pack(six.coded.codes, *six.coded.stored)
+    for rows in (1, 3, 40):
+        a = rows_of(rows, 100)
+        if not target.has_bf16:
+            np.testing.assert_array_equal(six.run(a).view(np.uint32), eight.run(a).view(np.uint32))
+        six.check(a, eight.run(a))
+
+
 def test_rows_too_long_for_the_cache_come_in_shorter_blocks() -> None:
     host = resolve("host")
     product = Product(host, quant_layout(40_000, 33, host, group=64))
@@ -110,7 +126,7 @@ def test_rows_too_long_for_the_cache_come_in_shorter_blocks() -> None:
     product.check(a, product.run(a))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 def test_bf16_precision(bits: int) -> None:
     host = resolve("host")
     product = Product(host, quant_layout(96, 100, host, bits), precision="bf16")
@@ -119,7 +135,7 @@ def test_bf16_precision(bits: int) -> None:
         product.check(a, product.run(a))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 def test_bits_depend_on_neither_rows_nor_threads(bits: int) -> None:
     host = resolve("host")
     product = Product(host, quant_layout(128, 300, host, bits))
@@ -193,7 +209,7 @@ def test_infinite_and_missing_numbers_pass() -> None:
 
 def test_refusals() -> None:
     host = resolve("host")
-    with pytest.raises(ShapeError, match="4 or 8 bits, not 3"):
+    with pytest.raises(ShapeError, match="4, 6 or 8 bits, not 3"):
         quant_layout(8, 8, host, bits=3)
     with pytest.raises(ShapeError, match="multiple of 8 along k, not 12"):
         quant_layout(8, 8, host, group=12)
@@ -209,7 +225,7 @@ def test_refusals() -> None:
 
 
 @pytest.mark.parametrize("shift", SHIFTS, ids=shift_name)
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 def test_a_program_keeps_the_weights_in_their_bits(bits: int, shift: dict[str, Any]) -> None:
     """Product, bias and activation are one kernel that reads the codes; rows of any number."""
     k, n, group, rng = 72, 50, 32, np.random.default_rng(0)

@@ -22,6 +22,9 @@ SHARED = {"scale": "f16", "minimums": True, "block": 8}
 CODED = [
     (4, {"scale": "f16"}),
     (4, {"scale": "f32", "zeros": True}),
+    (6, {"scale": "f32"}),
+    (6, {"scale": "f16", "zeros": True}),
+    (6, {"scale": "f16", "minimums": True, "block": 8}),
     (8, {"scale": "f16", "zeros": True}),
     (8, {"scale": "f16", "block": 2}),
     (8, {"scale": "f16", "minimums": True}),

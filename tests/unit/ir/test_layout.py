@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import rlx
+from coded_weights import coded_weights
 from rlx.errors import DTypeError, RlxError, ShapeError
 from rlx.ir.op import all_ops
 from rlx.kernel.layout import Layout, layout
@@ -196,6 +197,50 @@ def test_blocks_of_groups(minimums: bool) -> None:
     assert quantised_of(q.layouts, 8, 2, block=2) is quantised_of(q.layouts, 8, 2) is None
 
 
+@pytest.mark.parametrize("minimums", [False, True])
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize(
+    ("k", "n", "group", "block"), [(64, 32, 32, 0), (33, 5, 16, 0), (100, 70, 48, 2), (1, 1, 16, 0)]
+)
+def test_six_bits(lanes: int, k: int, n: int, group: int, block: int, minimums: bool) -> None:
+    """A byte has a code in its lower bits; three bytes have those of a fourth in the bits that are left."""
+    coded = coded_weights(QuantLayout(k, n, 6, group, lanes, "f16", minimums=minimums, block=block))
+    q, packed = coded.layout, coded.packed
+    assert q.bits == 6 and Layout.parse(str(q.codes)) == q.codes
+    for own, part in zip(q.layouts, (coded.codes, *coded.stored), strict=True):
+        np.testing.assert_array_equal(own.unpack(packed), part)
+    assert quantised_of(q.layouts, group, lanes, block=block) == q
+    assert quantised_of(q.layouts, group, lanes // 2, block=block) is None
+    blocks = packed.reshape(q.panels, q.blocks, q.block_bytes)[..., q.codes_start :]
+    words = blocks.reshape(q.panels, -1, 2, 3, lanes, 4)  # sets, vectors of columns, bytes
+    for row, column in np.ndindex(k, n):
+        panel, rest = divmod(column, q.columns)
+        own = words[panel, row // 16, rest // lanes, :, rest % lanes, (0, 2, 1, 3)[row % 4]].astype(int)
+        quad = row % 16 // 4
+        code = own[quad] & 63 if quad < 3 else sum(left >> 6 << 2 * i for i, left in enumerate(own))
+        assert code - (0 if minimums else 32) == coded.codes[row, column]
+
+
+def test_where_codes_of_six_bits_take_eight() -> None:
+    """Sets have 16 k, and as many columns as a vector of a target."""
+    for group, lanes, bits in ((16, 4, 6), (48, 16, 6), (8, 4, 8), (40, 8, 8), (16, 2, 8)):
+        q = QuantLayout(80, 9, 6, group, lanes, quads=True)
+        assert q == QuantLayout(80, 9, bits, group, lanes, quads=bits == 8)
+    q = QuantLayout(16, 2, 6, 16, 4)
+    with pytest.raises(ShapeError, match=r"codes of 6 bits must be in -32\.\.31, not 0\.\.32"):
+        q.codes.pack(np.full((16, 2), 32, np.int8))
+    text = str(q.codes)
+    assert text == "i6+32x4 16,2 -> 128: 0:16=4@12,2@3,2@6 0:2=8@48 +128"
+    for wrong, told in (
+        (text.replace("+128", "+127"), "not whole bytes"),
+        (text.replace("8@48", "2@48"), "not whole bytes"),  # half a set
+        (text.replace("2@6", "2@5"), "overlap"),
+        (text.replace("+128", "+132"), "outside the storage"),
+    ):
+        with pytest.raises(ShapeError, match=told):
+            Layout.parse(wrong)
+
+
 def test_other_tensors_of_a_storage_stay() -> None:
     q = QuantLayout(8, 2, bits=4, group=8, lanes=1)
     full = np.full(q.nbytes, 0xA5, np.uint8)
@@ -280,6 +325,7 @@ def test_random_changes_of_a_text_are_refused_or_stay_inside() -> None:
     """No offset of an accepted layout is outside its storage, and none is used twice."""
     own = [Panels(3, 10, 4, 2, 2).layout, KernelPanels((6, 5, 2), 2, 2, 2, 2).layout]
     own += QuantLayout(9, 5, bits=4, group=8, lanes=2, zeros=True).layouts
+    own.append(QuantLayout(17, 5, bits=6, group=16, lanes=4).codes)
     accepted = 0
     for _ in range(3000):
         text = list(str(RNG.choice(own)))

@@ -87,6 +87,8 @@ def test_a_table_is_copied_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         *QuantLayout(41, 70, bits=4, group=8, lanes=16, scale="f16").layouts,
         *QuantLayout(48, 53, bits=8, group=16, lanes=8, quads=True).layouts,
         *QuantLayout(88, 53, bits=4, group=8, lanes=8, scale="f16", minimums=True, block=4).layouts,
+        *QuantLayout(48, 53, bits=6, group=32, lanes=8, scale="f16").layouts,
+        *QuantLayout(41, 70, bits=6, group=16, lanes=4, minimums=True, block=2).layouts,
     ],
     ids=str,
 )
@@ -108,4 +110,6 @@ def test_slabs_give_the_whole(layout: Layout, axis: int) -> None:
 
 def test_layouts_that_take_no_slabs() -> None:
     assert Layout.parse("i4+8 6,2 -> 6: 0:6=6@2 0:2=2@1").slab_step(1) is None  # a byte has two columns
+    set_of_codes = QuantLayout(16, 5, bits=6, group=16, lanes=4).codes  # of all k, and four columns
+    assert set_of_codes.slab_step(0) is set_of_codes.slab_step(1) is None
     assert Layout.parse("?,5 -> ?,2,4: 0:5=2@4,4@1").slab_step(1) is None

@@ -80,11 +80,16 @@ def _add_products(f: Lanes, total: Value, a: Value, b: Value) -> Value:
 def look_up(f: Lanes, table: Value, index: Value) -> Value:
     """vpermd, vpermps, vpermw: the lane of `table` that the lowest bits of each index name."""
     index = f.value(f.and_(index, table.width - 1))
-    found = f.splat(f.extract(table, 0), table.width)
+    found = f.splat(f.extract(table, 0), index.width)
     for lane in range(1, table.width):
         here = f.cmp("eq", index, constant(index.type, lane))
-        found = f.select(here, f.splat(f.extract(table, lane), table.width), found)
+        found = f.select(here, f.splat(f.extract(table, lane), index.width), found)
     return found
+
+
+def look_up_in_two(f: Lanes, low: Value, index: Value, high: Value) -> Value:
+    """vpermi2w: the same in two vectors, one after the other."""
+    return look_up(f, f.concat(low, high), index)
 
 
 def nearer_to_zero(f: Lanes, x: Value, limit: Value, *_: Value) -> Value:

@@ -49,9 +49,9 @@ def narrow_product(d: Draw) -> object:
 
 
 def coded_product(d: Draw) -> object:
-    """Rows rounded to bytes, times weights of 4 or 8 bits; these are constants, as a rule."""
+    """Rows rounded to bytes, times weights of 4, 6 or 8 bits; these are constants, as a rule."""
     x, n = d.value(["f32"], 2, 3), d.size()
-    depth, bits, group = d.shape(x)[-1], d.choose((4, 4, 8)), d.choose((8, 16, 32, 32, 40, 128))
+    depth, bits, group = d.shape(x)[-1], d.choose((4, 4, 6, 8)), d.choose((8, 16, 32, 32, 40, 128))
     top = 1 << (bits - 1)
     shift, count = d.choose(("none", "zeros", "minimums")), -(-depth // group)
     values = Values(0, 2 * top - 1) if shift == "minimums" else Values(-top, top - 1)

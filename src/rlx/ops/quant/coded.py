@@ -1,4 +1,4 @@
-"""Matmuls of rows that are rounded to 8 bits with weights of 4 or 8 bits: products of integers.
+"""Matmuls of rows that are rounded to 8 bits with weights of 4, 6 or 8 bits: products of integers.
 
 `coded_matmul` is `x @ dequantize_groups(...)` for who gives up some precision of x for speed.
 """
@@ -49,8 +49,8 @@ class _coded_matmul(Op):
     def infer(
         self, x: TensorType, codes: TensorType, *factors: TensorType, bits: int, group: int, minimums: bool
     ) -> TensorType:
-        if bits not in (4, 8):
-            raise ShapeError(f"{self.name}: codes have 4 or 8 bits, not {bits}")
+        if bits not in (4, 6, 8):
+            raise ShapeError(f"{self.name}: codes have 4, 6 or 8 bits, not {bits}")
         k, n = check_codes(self.name, codes, factors, group, minimums)
         if x.dtype is not F32 or x.rank < 1:
             raise DTypeError(f"{self.name}: x {x} is not a matrix of f32; cast it")
@@ -132,6 +132,9 @@ class _coded_matmul(Op):
             one("f32[40,64]", "i8[64,33]", "f16[2,33]", "f32[2,33]", group=32),
             one("f32[1,48]", "i8[48,7]", "f32[3,7]", bits=8, group=16),
             one("f32[n,40]", "i8[40,9]", "f32[1,9]", "f16[1,9]", bits=8, group=40),
+            one("f32[3,37]", "i8[37,33]", "f16[3,33]", bits=6, group=16),
+            one("f32[n,37]", "i8[37,5]", "f32[2,5]", "f32[2,5]", bits=6, group=32),
+            one("f32[2,20]", "i8[20,4]", "f32[3,4]", bits=6),
             one("f32[5,40]", "u8[40,9]", "f32[3,9]", "f32[3,9]", group=16),
             one("f32[n,48]", "u8[48,33]", "f16[3,33]", "f16[3,33]", bits=8, group=16),
             one("f32[2,3,16]", "i8[16,4]", "f32[2,4]"),

@@ -1,5 +1,5 @@
-"""Weights of 4 or 8 bits in groups along k: each group of a column has a scale and perhaps a zero point or
-a minimum.
+"""Weights of 4, 6 or 8 bits in groups along k: each group of a column has a scale and perhaps a zero point
+or a minimum.
 
 `dequantize_groups` says what they mean. Where a contraction reads constant ones, a pass stores codes and
 factors in the bytes of one storage (`rlx.kernel.panels.QuantLayout`), which the matmul reads. Factors that

@@ -105,6 +105,8 @@ class gather_stored(Op):
         least = QuantLayout(16, 20, bits=4, group=8, lanes=8, scale="f16", minimums=True)
         nested = QuantLayout(40, 9, bits=4, group=8, lanes=4, scale="f16", minimums=True, block=3)
         blocks = QuantLayout(40, 20, bits=8, group=8, lanes=8, scale="f16", block=4)
+        six = QuantLayout(40, 9, bits=6, group=16, lanes=4, scale="f16")
+        six_least = QuantLayout(20, 9, bits=6, group=16, lanes=8, minimums=True, block=2)
         some = np.array([[0, 8], [-9, -1]])
         return [
             one(wide.elements, np.array([0, 49, 47, -1], np.int32), (wide.layout,), "f32"),
@@ -117,6 +119,8 @@ class gather_stored(Op):
             one(least.nbytes, some, least.layouts, "u8", 8),
             one(nested.nbytes, some, nested.layouts, "u8", 8, 3),
             one(blocks.nbytes, some, blocks.layouts, "u8", 8, 4),
+            one(six.nbytes, some, six.layouts, "u8", 16),
+            one(six_least.nbytes, some, six_least.layouts, "u8", 16, 2),
         ]
 
 

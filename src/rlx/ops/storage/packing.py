@@ -130,6 +130,7 @@ class store_as(_Stored):
         return [
             *plain,
             Sample((bytes_,), {"layout": codes}, grad=False),
+            Sample((Arg("i8[18,3]", -32, 31),), {"layout": _SIX_BITS.codes}, grad=False),
             Sample((factors, stored), {"layout": scales}, grad=False),
         ]
 
@@ -185,10 +186,12 @@ class read_as(_Stored):
             out.append(_sample(stored, layout, smooth))
         for layout in _CODES.layouts:
             out.append(Sample((Arg(f"u8[2,{_CODES.nbytes}]", 0, 63),), {"layout": layout}, grad=False))
-        return out
+        six = Arg(f"u8[{_SIX_BITS.nbytes}]", 0, 255)
+        return [*out, Sample((six,), {"layout": _SIX_BITS.codes}, grad=False)]
 
 
 _CODES = QuantLayout(9, 3, bits=4, group=8, lanes=4)
+_SIX_BITS = QuantLayout(18, 3, bits=6, group=16, lanes=4)
 
 
 def _sample(shape: Sequence[Any], layout: Layout, smooth: bool) -> Sample:

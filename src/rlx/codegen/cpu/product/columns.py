@@ -40,7 +40,7 @@ from rlx.codegen.native.words import (
 )
 from rlx.errors import UnsupportedError
 from rlx.kernel.layout import Layout
-from rlx.kernel.panels import Panels, QuantLayout, quantised_of
+from rlx.kernel.panels import PANEL_VECTORS, Panels, QuantLayout, quantised_of
 from rlx.records import dataclass
 from rlx.target.cpu import Target
 
@@ -170,6 +170,8 @@ class CodedColumns:
                 code = wider(load(i8, gep(codes, byte, i8)), i32)
             elif layout.bits == 8:
                 code = wider(load(i8, gep(codes, i * layout.columns + place, i8)), i32)
+            elif layout.bits == 6:
+                code = self.six_bits(codes, place, i)
             else:  # a word has eight k, the even ones in its low half
                 word = load(i32, gep(codes, lshr(i, 3) * layout.columns + place, i32))
                 inside = (lshr(i, 1) & 3) * 4 + (i & 1) * 16
@@ -181,3 +183,20 @@ class CodedColumns:
             else:
                 level = (level - second[0] if second else level) * scale
             store(level, gep(to, i, float32))
+
+    @inline
+    def six_bits(self, codes: ptr, place: i64, i: Int) -> i32:
+        """Code i of a column in a group: a quad of its set has it, or all three have two of its bits."""
+        width = self.layout.lanes
+        number = lshr(i, 4) * PANEL_VECTORS + udiv(place, width)
+        byte = number * (12 * width) + urem(place, width) * 4 + ((i & 1) * 2 + (lshr(i, 1) & 1))
+        quad = lshr(i, 2) & 3
+
+        def of_vector(number: Int) -> i32:
+            return zext(load(i8, gep(codes, byte + number * (4 * width), i8)), i32)
+
+        left_over = [lshr(of_vector(i64(v)), 6) << 2 * v for v in range(3)]
+        found = select(
+            ult(quad, 3), of_vector(umin(quad, 2)) & 63, left_over[0] | left_over[1] | left_over[2]
+        )
+        return found if self.layout.minimums else found - 32

@@ -381,7 +381,7 @@ class _Gemm:
         return tuple(found.items())
 
     def emit_quantised(self) -> EmittedKernel:
-        """With weights of 4 or 8 bits."""
+        """With weights of 4 to 8 bits."""
         plan, layout = self.plan, own_groups(self.nest, self.module.target)
         assert layout is not None, "foreign layouts are refused before"
         info = emit_quant_gemm(

@@ -4,7 +4,7 @@ Each group of a row of A is rounded to i8 with a scale of its own, as `rlx.ops.q
 group are exact integers. What follows is f32 with one rounding per operation and no fused multiply-add, in an
 order that depends on k and the group alone: so bits are the same for any tile, on any machine.
 
-Weights are read as 32-bit words: eight codes of 4 bits, or four of 8 bits, of a column. How bytes are
+Weights are read as 32-bit words: eight codes of 4 bits, or four of 6 or 8 bits, of a column. How bytes are
 multiplied is the target's: four at a time (`Quads`), four in pairs of 16 bits (`Pairs16`, `SmallQuads`), two
 as 16-bit integers (`Shorts`), or one at a time (`Singles`). Codes that are multiplied as unsigned ones have
 `offset` added, so the sums of a row's group begin at -offset times the sum of its codes. Those with minimums
@@ -45,7 +45,7 @@ from rlx.codegen.native.words import (
     store,
     trunc,
 )
-from rlx.kernel.panels import QuantLayout
+from rlx.kernel.panels import BYTE_OF_K, QuantLayout
 from rlx.kernel.rounded import INFINITE, LEAST, MAGIC, MAGIC_BITS, NAN, TOP
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ def byte_decoder(layout: QuantLayout, target: Target) -> ByteDecoder:
         return Quads(layout)
     if layout.bits == 4 and target.has("ssse3"):
         return Pairs16(layout) if layout.group <= Pairs16.most else SmallQuads(layout)
+    if layout.bits == 6 and target.has("ssse3"):
+        return SmallQuads(layout)
     return Shorts(layout) if target.x86 else Singles(layout)
 
 
@@ -91,7 +93,7 @@ class ByteDecoder(Decoder):
 
     @property
     def step(self) -> int:
-        return 32 // self.layout.bits
+        return {4: 8, 6: 16, 8: 4}[self.layout.bits]
 
     @property
     def order(self) -> list[int]:
@@ -180,9 +182,7 @@ class Quads(ByteDecoder):
 
     @property
     def offset(self) -> int:
-        if self.layout.minimums:
-            return 0
-        return 8 if self.layout.bits == 4 else 128
+        return self.middle
 
     @property
     def depth(self) -> int:
@@ -190,7 +190,7 @@ class Quads(ByteDecoder):
 
     @property
     def order(self) -> list[int]:
-        return [0, 4, 1, 5, 2, 6, 3, 7] if self.layout.bits == 4 else [0, 1, 2, 3]
+        return {4: [0, 4, 1, 5, 2, 6, 3, 7], 6: list(BYTE_OF_K), 8: [0, 1, 2, 3]}[self.layout.bits]
 
     @property
     def code_type(self) -> str:
@@ -198,6 +198,8 @@ class Quads(ByteDecoder):
 
     @inline
     def codes(self, place: ptr) -> list[Value]:
+        if self.layout.bits == 6:
+            return [bitcast(quad & 0x3F3F3F3F, self.code_type) for quad in self.quads(place)]
         words = self.words(place)
         if self.layout.bits == 8:
             return [bitcast(words ^ -0x7F7F7F80 if self.offset else words, self.code_type)]
@@ -209,7 +211,7 @@ class Quads(ByteDecoder):
 
 
 class SmallQuads(Quads):
-    """Four k at a time: products of 4-bit codes are added in pairs in 16 bits, then in i32."""
+    """Four k at a time: products of codes of 4 or 6 bits are added in pairs in 16 bits, then in i32."""
 
     spare = 3
 
@@ -219,7 +221,7 @@ class SmallQuads(Quads):
 
 
 class Pairs16(Quads):
-    """The same in groups so short that 16 bits hold their sums: 2 x 15 x 127 for each of eight steps."""
+    """4-bit codes in groups so short that 16 bits hold their sums: 2 x 15 x 127 for each of eight steps."""
 
     most = 32  # k of a group
 
@@ -246,7 +248,7 @@ class Shorts(ByteDecoder):
 
     @property
     def offset(self) -> int:
-        return 8 if self.layout.bits == 4 and not self.layout.minimums else 0
+        return 0 if self.layout.bits == 8 else self.middle
 
     @property
     def depth(self) -> int:
@@ -254,7 +256,7 @@ class Shorts(ByteDecoder):
 
     @property
     def order(self) -> list[int]:
-        return list(range(8)) if self.layout.bits == 4 else [0, 2, 1, 3]
+        return [0, 2, 1, 3] if self.layout.bits == 8 else list(range(8))
 
     @property
     def code_type(self) -> str:
@@ -262,6 +264,9 @@ class Shorts(ByteDecoder):
 
     @inline
     def codes(self, place: ptr) -> list[Value]:
+        if self.layout.bits == 6:  # neighbours are in the low bytes of both halves, or in the high ones
+            shifted = [lshr(quad, shift) for quad in self.quads(place) for shift in (0, 8)]
+            return [bitcast(pair & 0x003F003F, self.code_type) for pair in shifted]
         words = self.words(place)
         if self.layout.bits == 4:
             return [bitcast(lshr(words, 4 * pair) & 0x000F000F, self.code_type) for pair in range(4)]
@@ -280,6 +285,9 @@ class Singles(ByteDecoder):
 
     @inline
     def codes(self, place: ptr) -> list[Value]:
+        if self.layout.bits == 6:
+            sixes = [lshr(quad, 8 * byte) & 63 for quad in self.quads(place) for byte in BYTE_OF_K]
+            return [code - self.middle if self.middle else code for code in sixes]
         words, bits = self.words(place), self.layout.bits
         if bits == 4:  # even k are in the low half of a word, odd ones in the high half
             found = [lshr(words, 4 * (k // 2) + 16 * (k % 2)) & 15 for k in range(8)]

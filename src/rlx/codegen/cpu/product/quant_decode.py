@@ -36,7 +36,7 @@ from rlx.codegen.native.words import (
     udiv,
     zext,
 )
-from rlx.kernel.panels import PANEL_VECTORS, QuantLayout
+from rlx.kernel.panels import BYTE_OF_K, PANEL_VECTORS, QuantLayout
 from rlx.records import dataclass
 
 
@@ -52,7 +52,7 @@ class Decoder:
     @property
     def step(self) -> int:
         """k taken at once."""
-        return 8 if self.layout.bits == 4 else 1
+        return {4: 8, 6: 16, 8: 1}[self.layout.bits]
 
     @inline
     def codes(self, place: ptr) -> list[Value]:
@@ -61,6 +61,8 @@ class Decoder:
         if self.layout.bits == 8:
             wider = zext if self.layout.minimums else sext
             return [sitofp(wider(load(vector("i8", width), place), i32), "float")]
+        if self.layout.bits == 6:
+            return [self.number(quad, byte) for quad in self.quads(place) for byte in BYTE_OF_K]
         word, floats = load(vector("i32", width), place), vector("float", width)
         nibbles = [lshr(word, 4 * (k // 2) + 16 * (k % 2)) for k in range(8)]
         if builder().module.target.has_avx512:  # the table takes the low four bits
@@ -72,8 +74,25 @@ class Decoder:
 
     @property
     def middle(self) -> int:
-        """What is added to a code of 4 bits where it is stored."""
-        return 0 if self.layout.minimums else 8
+        """What unsigned codes are larger by than codes. Those of 8 bits are stored without it."""
+        return 0 if self.layout.minimums else 1 << (self.layout.bits - 1)
+
+    @inline
+    def quads(self, place: ptr) -> list[Word]:
+        """The quads of a set of 6-bit codes, in the low bits of their bytes; the others may be anything."""
+        width = self.layout.lanes
+        words = [load(vector("i32", width), byte_at(place, 4 * width * i)) for i in range(3)]
+        masked = [lshr(words[i], 6 - 2 * i) & 0x03030303 << 2 * i for i in range(3)]
+        return [*words, masked[0] | masked[1] | masked[2]]
+
+    @inline
+    def number(self, quad: Word, byte: int) -> Word:
+        """The codes in a byte of a quad, as f32: as the last bits of a fraction they need no conversion."""
+        if byte >= 2:  # above the fraction, or almost: fewer constants fit the registers
+            return self.number(lshr(quad, 16), byte - 2)
+        size = 23 - 8 * byte
+        held = quad & 63 << 8 * byte | 127 + size << 23
+        return bitcast(held, vector("float", self.layout.lanes)) - (2.0**size + self.middle)
 
     @property
     def depth(self) -> int:
@@ -158,7 +177,7 @@ class Decoder:
 
 
 class PairDecoder(Decoder):
-    """4-bit codes looked up as bf16 pairs; A is a high and (if there are two parts) a low bf16 part."""
+    """Codes of 4 or 6 bits looked up as bf16 pairs; A is a high and, of two parts, a low bf16 part."""
 
     @property
     def depth(self) -> int:
@@ -173,6 +192,11 @@ class PairDecoder(Decoder):
         """One vector of codes for each pair of a step, as bf16."""
         width = self.layout.lanes
         halves, pairs = vector("i16", 2 * width), self.code_type
+        if self.layout.bits == 6:  # the look-up takes six bits
+            numbers = [_bf16_bits(i - self.middle) for i in range(64)]
+            low, high = lanes_of(halves, numbers[:32]), lanes_of(halves, numbers[32:])
+            bytes_ = [bitcast(lshr(quad, shift), halves) for quad in self.quads(place) for shift in (0, 8)]
+            return [bitcast(look_up_in_two(low, high, index), pairs) for index in bytes_]
         # The bf16 numbers of codes, twice: the look-up takes five bits, of which the fifth is another code's.
         table = lanes_of(halves, [_bf16_bits(i % 16 - self.middle) for i in range(32)])
         word = bitcast(load(vector("i32", width), place), halves)
@@ -206,6 +230,19 @@ class PairDecoder(Decoder):
 def look_up(name: str, feature: str, table: Value, index: Value) -> Value:
     """Elements of a vector by their numbers."""
     return builder().intrinsic(name, table.type, table, index, feature=feature, twin=twins.look_up)
+
+
+def look_up_in_two(low: Value, high: Value, index: Value) -> Value:
+    """16-bit elements of two vectors of 512 bits by their numbers, of which the lowest six bits count."""
+    return builder().intrinsic(
+        "llvm.x86.avx512.vpermi2var.hi.512",
+        low.type,
+        low,
+        index,
+        high,
+        feature="avx512bw",
+        twin=twins.look_up_in_two,
+    )
 
 
 def _bf16_bits(value: int) -> int:

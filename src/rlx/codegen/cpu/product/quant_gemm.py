@@ -1,12 +1,12 @@
 """Products with quantised weights: C[m, n] = epilogue(A[m, k] @ W), W = (q - zero) * scale by groups of k, or
 q * scale - minimum.
 
-Weights stay in 4 or 8 bits in memory, so a matmul of few rows runs at the speed of reading them. A is f32
-and keeps its precision: 4-bit weights are looked up as bf16 numbers, which are exact, and each element of A
-is the sum of two bf16 numbers, so that the bf16 dot product does the work of f32. Other targets and 8-bit
-weights convert to f32. Each group is summed on its own, then scaled and added: the order depends on nothing
-but k and the group. Few rows decode weights in registers; for more, a block of a panel is decoded once into
-L1, and all row tiles read it there (`quant_block.py`).
+Weights stay in 4, 6 or 8 bits in memory, so a matmul of few rows runs at the speed of reading them. A is f32
+and keeps its precision: codes of 4 and 6 bits are looked up as bf16 numbers, which are exact, and each
+element of A is the sum of two bf16 numbers, so that the bf16 dot product does the work of f32. Other targets
+and 8-bit weights convert to f32. Each group is summed on its own, then scaled and added: the order depends on
+nothing but k and the group. Few rows decode weights in registers; for more, a block of a panel is decoded
+once into L1, and all row tiles read it there (`quant_block.py`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def quant_layout(
     block: int = 0,
 ) -> QuantLayout:
     """The layout that kernels for `target` read; with rows rounded to bytes ("i8"), 8-bit codes in quads."""
-    quads = precision == "i8" and bits == 8
+    quads = precision == "i8"
     lanes = target.lanes("f32")
     return QuantLayout(k, n, bits, group, lanes, scale, zeros, quads=quads, minimums=minimums, block=block)
 
@@ -101,7 +101,7 @@ def decoder_of(layout: QuantLayout, target: Target, precision: str) -> Decoder:
     """How a target multiplies rows of A with codes."""
     if precision == "i8":
         return byte_decoder(layout, target)
-    if layout.bits == 4 and target.has_bf16:
+    if layout.bits < 8 and target.has_bf16:
         return PairDecoder(layout, 1 if precision == "bf16" else 2)
     return Decoder(layout)
 
