@@ -45,8 +45,8 @@ def sampling_options(command: Command) -> Command:
 
 
 def activations_option(command: Command) -> Command:
-    """What matmuls with weights of 4 and 8 bits multiply."""
-    text = "Multiply weights of 4 and 8 bits by f32, or by activations rounded to 8 bits, which is faster"
+    """What matmuls with weights of 4 to 8 bits multiply."""
+    text = "Multiply weights of 4 to 8 bits by f32, or by activations rounded to 8 bits, which is faster"
     return click.option("--activations", type=click.Choice(ACTIVATIONS), default=None, help=text + _USUAL)(
         command
     )

@@ -79,8 +79,8 @@ def explain(
 
 
 _MULTIPLIED = {
-    "f32": "Weights of 4 and 8 bits are multiplied by activations in f32.",
-    "i8": "Weights of 4 and 8 bits are multiplied by activations rounded to 8 bits.",
+    "f32": "Weights of 4 to 8 bits are multiplied by activations in f32.",
+    "i8": "Weights of 4 to 8 bits are multiplied by activations rounded to 8 bits.",
 }
 
 

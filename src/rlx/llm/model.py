@@ -63,7 +63,7 @@ def load(
     model is refused. `notify` gets a line for each step of a download. `options` are fields of `rlx.Options`.
     The compiled program is kept in the cache: loading it again takes a moment.
 
-    With `activations` "i8", matmuls with weights of 4 and 8 bits round their rows to 8 bits, group by group,
+    With `activations` "i8", matmuls with weights of 4 to 8 bits round their rows to 8 bits, group by group,
     and queries, keys and values are bf16: much faster for prompts, and less precise (docs/llm.md has
     figures). The default, "f32", loses nothing. A file that `save` wrote has `activations`, `kv` and
     `context` of the model that was saved.

@@ -72,8 +72,8 @@ def _parts(entry: Entry, convert: Convert, about: About) -> list[Part]:
 
 
 def stored_bits(format: Format) -> int:
-    """Bits of a code in the storage that matmuls read: 4 or 8."""
-    return 4 if format.bits <= 4 else 8
+    """Bits of a code in the storage that matmuls read: 4, 6 or 8."""
+    return next(bits for bits in (4, 6, 8) if format.bits <= bits)
 
 
 def matrix_parts(entry: Entry) -> list[Part]:
@@ -147,7 +147,9 @@ def _centred(format: Format, groups: Groups) -> list[Array]:
 
 def expert_coding(format: Format) -> str:
     """How `ops.expert_matmul` reads the codes of a format."""
-    return "e2m1" if format.e2m1 else f"i{stored_bits(format)}"
+    if format.e2m1:
+        return "e2m1"
+    return "i4" if format.bits <= 4 else "i8"
 
 
 def expert_parts(entry: Entry) -> list[Part]:

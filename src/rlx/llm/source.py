@@ -64,7 +64,7 @@ class Source:
         self.prepared = prepared
 
     def rounded(self, activations: str | None = None, kv: str | None = None) -> Source:
-        """The same model, whose matmuls with weights of 4 and 8 bits take rows in f32, or rounded ("i8"), and
+        """The same model, whose matmuls with weights of 4 to 8 bits take rows in f32, or rounded ("i8"), and
         whose pages have keys and values in f32, or rounded. None leaves that as it is.
         """
         old = self.config

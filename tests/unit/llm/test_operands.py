@@ -15,7 +15,8 @@ from rlx.llm.tensors import Entry, InMemory
 
 CODED = [number for number, format in FORMATS.items() if format.decode is not None]
 SIZES = {  # of a program's weights, as a share of the file's
-    "Q4_0": 1.0, "Q4_1": 1.0, "Q8_0": 1.0, "Q4_K": 1.03, "Q6_K": 1.31, "Q3_K": 1.33, "IQ4_XS": 2.0,
+    "Q4_0": 1.0, "Q4_1": 1.0, "Q8_0": 1.0, "Q5_0": 1.19, "Q5_1": 1.17,
+    "Q3_K": 1.33, "Q4_K": 1.03, "Q5_K": 1.21, "Q6_K": 1.0, "IQ4_XS": 2.0,
 }  # fmt: skip
 
 
