@@ -55,6 +55,17 @@ def test_kernels(case: str, target: Any) -> None:
     assert not got[:, 3].any(), "a sink far above all scores leaves nothing"
 
 
+@pytest.mark.parametrize("added", ["mask", "sinks"])
+def test_f64_takes_masks_and_sinks_of_f32(added: str) -> None:
+    rng, g = np.random.default_rng(0), rlx.Graph("wide")
+    q = g.input("q", (1, 2, 3, 4), "f64")
+    value = rng.standard_normal((3, 3) if added == "mask" else 2).astype(np.float32)
+    g.output("y", ops.attention(q, q, q, **{added: g.input("x", value.shape, "f32")}))
+    feed = {"q": rng.standard_normal(q.shape), "x": value}
+    got, want = rlx.compile(g).run(feed)["y"], evaluate(g, feed)["y"]
+    assert got.dtype == np.float64 and np.abs(got - want).max() < 1e-14
+
+
 def test_a_sink_is_a_key_of_value_zero() -> None:
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 1, n, 4)) for n in (3, 5, 5))

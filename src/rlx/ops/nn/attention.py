@@ -186,7 +186,7 @@ class _attention(Op):
             scores = tanh(scores * (1 / softcap)) * softcap
         for m in mask:
             m = _mask_by_group(m, k.shape[1], group)
-            scores = where(m, scores, -math.inf) if m.dtype.is_bool else scores + widen(m)
+            scores = where(m, scores, -math.inf) if m.dtype.is_bool else scores + _like(m, scores)
         allowed = _positions_allowed(queries, k.shape[2], causal, window, offset)
         if allowed is not None:
             scores = where(allowed, scores, -math.inf)
@@ -195,7 +195,7 @@ class _attention(Op):
             weights = softmax(scores, axis=-1, masked=bool(mask) or not (allowed is None or sees_itself))
         else:
             own = (heads,) if group == 1 else (k.shape[1], group)
-            weights = softmax_beside(scores, reshape(widen(sink), (*own, 1, 1)))
+            weights = softmax_beside(scores, reshape(_like(sink, scores), (*own, 1, 1)))
         if v.dtype is BF16:  # both products are of bf16 with sums of f32, which is one kernel
             weights = cast(weights, dtype=BF16)
         else:
@@ -253,6 +253,12 @@ class _attention(Op):
             one("[1,2,3,8]", "[1,2,3,8]", sinks="bf16[2]", kind="bf16", causal=True, grad=False),
             one("[1,2,1,64]", "[1,2,70,64]", sinks="f32[2]", grad=False),
         ]
+
+
+def _like(x: Node, scores: Node) -> Node:
+    """A mask or sinks, which may be f32 next to any dtype of q, in that of the scores."""
+    made: Node = x if x.dtype is scores.dtype else cast(x, dtype=scores.dtype)
+    return made
 
 
 def _group(q: TensorType, k: TensorType) -> int:
