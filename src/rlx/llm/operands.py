@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypedDict
 
 import ml_dtypes
 import numpy as np
@@ -107,8 +107,16 @@ def operands_of(format: Format, groups: Groups) -> list[Array]:
     return [np.ascontiguousarray(part.T) for part in parts]
 
 
-def coding_of(format: Format) -> dict[str, Any]:
-    """The attributes of `ops.dequantize_groups` for the matrices of a format."""
+class Coding(TypedDict):
+    """The attributes of `ops.dequantize_groups` and `ops.coded_matmul`."""
+
+    bits: int
+    group: int
+    minimums: bool
+
+
+def coding_of(format: Format) -> Coding:
+    """Those of the matrices of a format."""
     return {"bits": stored_bits(format), "group": format.group, "minimums": format.minimums}
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.attr import Attr, integer, tuple_of
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import F32, U8, dtype
+from rlx.ir.dtype import F32, U8
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare, get_op
 from rlx.ir.types import TensorType
@@ -27,6 +27,7 @@ from rlx.ops.rules import is_integer, lift_all, need_dtype
 from rlx.ops.storage import packing as _packing  # noqa: F401
 
 _READ, _DECODE = get_op("read_as"), get_op("dequantize_groups")
+M = TypeVar("M")  # a matrix as a type, as an array, or in a graph
 
 
 @declare
@@ -49,7 +50,8 @@ class gather_stored(Op):
         self, stored: TensorType, indices: TensorType, *, layouts: tuple[Layout, ...], group: int, block: int
     ) -> TensorType:
         need_dtype(self.name, indices, is_integer)
-        matrix = _matrix([_READ.infer(stored, layout=own) for own in layouts], group, block, _DECODE.infer)
+        parts = [_READ.infer(stored, layout=own) for own in layouts]
+        matrix = _matrix(parts, layouts, group, block, _DECODE.infer)
         if not isinstance(matrix, TensorType) or matrix.rank != 2:
             raise ShapeError(f"{self.name}: {stored} does not hold one matrix")
         if not matrix.dtype.is_float:
@@ -59,7 +61,8 @@ class gather_stored(Op):
     def ref(
         self, stored: np.ndarray, indices: np.ndarray, *, layouts: tuple[Layout, ...], group: int, block: int
     ) -> np.ndarray:
-        matrix = _matrix([own.unpack(stored) for own in layouts], group, block, _DECODE.ref)
+        parts: list[object] = [own.unpack(stored) for own in layouts]
+        matrix = np.asarray(_matrix(parts, layouts, group, block, _DECODE.ref))
         rows: np.ndarray = matrix.T[checked(self.name, indices, matrix.shape[1])]
         return rows.astype(np.float32)
 
@@ -76,7 +79,8 @@ class gather_stored(Op):
             made = self(*operands, layouts=layouts, group=group, block=block)
             return made
         stored, indices = lift_all(flags, operands)
-        matrix = _matrix([_READ(stored, layout=own) for own in layouts], group, block, _DECODE)
+        parts = [_READ(stored, layout=own) for own in layouts]
+        matrix = _matrix(parts, layouts, group, block, _DECODE)
         made = cast(gather(transpose(matrix, (0, 2, 1)), indices, axis=1, batch_dims=1), dtype=F32)
         return made
 
@@ -124,8 +128,10 @@ class gather_stored(Op):
         ]
 
 
-def _matrix(parts: Sequence[Any], group: int, block: int, decode: Callable[..., Any]) -> Any:
-    """The matrix of parts: one, or codes and their factors."""
+def _matrix(
+    parts: Sequence[M], layouts: Sequence[Layout], group: int, block: int, decode: Callable[..., M]
+) -> M:
+    """The matrix of parts: one, or codes and their factors. Unsigned codes have minimums."""
     codes, *factors = parts
     if not factors:
         return codes
@@ -134,4 +140,6 @@ def _matrix(parts: Sequence[Any], group: int, block: int, decode: Callable[..., 
     if block:
         pairs = zip(factors[::2], factors[1::2], strict=True)
         factors = [decode(*pair, bits=8, group=block, minimums=False) for pair in pairs]
-    return decode(codes, *factors, bits=8, group=group, minimums=dtype(codes.dtype) is U8)
+    element = layouts[0].packed
+    minimums = element is not None and element.dtype is U8
+    return decode(codes, *factors, bits=8, group=group, minimums=minimums)
