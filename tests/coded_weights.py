@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import rlx
@@ -28,6 +31,23 @@ SHIFTS: list[dict[str, Any]] = [
 def shift_name(shift: dict[str, Any]) -> str:
     """A name of such options, for tests."""
     return "-".join(str(key if value is True else value) for key, value in shift.items())
+
+
+def sampled(*axes: Sequence[Any]) -> list[Any]:
+    """All combinations of values as params of a test. One in three runs by default, `-m slow` has the rest.
+
+    Of three axes, each two values of two of them meet in one that runs.
+    """
+    found = []
+    for places in itertools.product(*(range(len(values)) for values in axes)):
+        row = [values[place] for values, place in zip(axes, places, strict=True)]
+        names = [shift_name(value) if isinstance(value, dict) else str(value) for value in row]
+        marks = () if sum(places) % 3 == 0 else pytest.mark.slow
+        found.append(pytest.param(*row, marks=marks, id="-".join(names)))
+    return found
+
+
+BITS = [4, 6, 8]
 
 
 @dataclass

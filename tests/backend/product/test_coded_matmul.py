@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import rlx
-from coded_weights import SHIFTS, Coded, coded_weights, shift_name
+from coded_weights import BITS, SHIFTS, Coded, coded_weights, sampled, shift_name
 from machines import executable, on_targets
 from rlx import ops
 from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm, quant_layout
@@ -82,12 +82,11 @@ SHAPES = [(64, 32, 32), (96, 200, 32), (40, 5, 8), (100, 33, 16), (1, 1, 32), (3
 
 
 @every_target
-@pytest.mark.parametrize("bits", [4, 6, 8])
-@pytest.mark.parametrize("shift", SHIFTS, ids=shift_name)
-@pytest.mark.parametrize(("k", "n", "group"), SHAPES)
+@pytest.mark.parametrize(("bits", "shift", "shape"), sampled(BITS, SHIFTS, SHAPES))
 def test_bits_are_those_of_the_reference(
-    target: Target, bits: int, shift: dict[str, Any], k: int, n: int, group: int
+    target: Target, bits: int, shift: dict[str, Any], shape: tuple[int, int, int]
 ) -> None:
+    k, n, group = shape
     product = Product(target, quant_layout(k, n, target, bits, group, precision="i8", **shift))
     for rows in (0, 1, 2, 3, 7, 13, 40):
         product.check(rows_of(rows, k))
@@ -95,7 +94,7 @@ def test_bits_are_those_of_the_reference(
 
 
 @every_target
-@pytest.mark.parametrize("bits", [4, 6, 8])
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("group", [32, 128])
 @pytest.mark.parametrize("minimums", [False, True])
 def test_nothing_saturates(target: Target, bits: int, group: int, minimums: bool) -> None:
@@ -127,7 +126,7 @@ def program_of(bits: int, shift: dict[str, Any], m: Any, **options: Any) -> tupl
 
 
 @pytest.mark.parametrize("shift", SHIFTS, ids=shift_name)
-@pytest.mark.parametrize("bits", [4, 6, 8])
+@pytest.mark.parametrize("bits", BITS)
 def test_a_program_keeps_the_weights_in_their_bits(bits: int, shift: dict[str, Any]) -> None:
     """Product, bias and activation are one kernel that reads the codes; rows of any number."""
     program, weights = program_of(bits, shift, "m")

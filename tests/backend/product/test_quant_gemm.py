@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import rlx
-from coded_weights import SHIFTS, coded_weights, shift_name
+from coded_weights import BITS, SHIFTS, coded_weights, sampled, shift_name
 from machines import executable, on_targets
 from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm, quant_layout
 from rlx.codegen.native import jit
@@ -24,6 +24,7 @@ from rlx.target.cpu import Target, resolve
 Array = NDArray[Any]
 TARGETS = executable()
 every_target = on_targets(TARGETS)
+SHAPES = [(64, 32, 32), (96, 200, 32), (40, 5, 8), (100, 33, 16), (1, 1, 32)]
 EPS = 2.0**-23
 
 
@@ -76,12 +77,9 @@ def rows_of(count: int, k: int) -> Array:
 
 
 @every_target
-@pytest.mark.parametrize("bits", [4, 6, 8])
-@pytest.mark.parametrize("shift", SHIFTS, ids=shift_name)
-@pytest.mark.parametrize(
-    ("k", "n", "group"), [(64, 32, 32), (96, 200, 32), (40, 5, 8), (100, 33, 16), (1, 1, 32)]
-)
-def test_products(target: Target, bits: int, shift: dict[str, Any], k: int, n: int, group: int) -> None:
+@pytest.mark.parametrize(("bits", "shift", "shape"), sampled(BITS, SHIFTS, SHAPES))
+def test_products(target: Target, bits: int, shift: dict[str, Any], shape: tuple[int, int, int]) -> None:
+    k, n, group = shape
     product = Product(target, quant_layout(k, n, target, bits, group, **shift))
     for rows in (0, 1, 2, 3, 4, 5, 9, 33, 70):
         a = rows_of(rows, k)
@@ -89,8 +87,7 @@ def test_products(target: Target, bits: int, shift: dict[str, Any], k: int, n: i
 
 
 @every_target
-@pytest.mark.parametrize("shift", SHIFTS, ids=shift_name)
-@pytest.mark.parametrize("bits", [4, 6, 8])
+@pytest.mark.parametrize(("bits", "shift"), sampled(BITS, SHIFTS))
 def test_bits_of_a_row_are_those_alone(target: Target, bits: int, shift: dict[str, Any]) -> None:
     """Weights that are decoded for many rows give the same bits as those decoded in registers for one."""
     product = Product(target, quant_layout(520, 75, target, bits, 16, **shift))
@@ -126,7 +123,7 @@ def test_rows_too_long_for_the_cache_come_in_shorter_blocks() -> None:
     product.check(a, product.run(a))
 
 
-@pytest.mark.parametrize("bits", [4, 6, 8])
+@pytest.mark.parametrize("bits", BITS)
 def test_bf16_precision(bits: int) -> None:
     host = resolve("host")
     product = Product(host, quant_layout(96, 100, host, bits), precision="bf16")
@@ -135,7 +132,7 @@ def test_bf16_precision(bits: int) -> None:
         product.check(a, product.run(a))
 
 
-@pytest.mark.parametrize("bits", [4, 6, 8])
+@pytest.mark.parametrize("bits", BITS)
 def test_bits_depend_on_neither_rows_nor_threads(bits: int) -> None:
     host = resolve("host")
     product = Product(host, quant_layout(128, 300, host, bits))
@@ -225,7 +222,7 @@ def test_refusals() -> None:
 
 
 @pytest.mark.parametrize("shift", SHIFTS, ids=shift_name)
-@pytest.mark.parametrize("bits", [4, 6, 8])
+@pytest.mark.parametrize("bits", BITS)
 def test_a_program_keeps_the_weights_in_their_bits(bits: int, shift: dict[str, Any]) -> None:
     """Product, bias and activation are one kernel that reads the codes; rows of any number."""
     k, n, group, rng = 72, 50, 32, np.random.default_rng(0)
