@@ -110,10 +110,10 @@ def with_offsets(text: str) -> str:
     >>> lines = ["define float @f(ptr %p, i64 %i) {", "  %j = add i64 %i, 3"]
     >>> lines += ["  %q = getelementptr float, ptr %p, i64 %j", "  %x = load float, ptr %q, align 4", "}"]
     >>> print(*with_offsets("\\n".join(lines)).splitlines()[3:-1], sep="\\n")
-      %base.1 = getelementptr float, ptr %p, i64 %i
-      %base.2 = call ptr asm "", "=r,0"(ptr %base.1)
-      %base.3 = getelementptr nuw i8, ptr %base.2, i64 12
-      %x = load float, ptr %base.3, align 4
+      %base.3 = getelementptr float, ptr %p, i64 %i
+      %base.4 = call ptr asm "", "=r,0"(ptr %base.3)
+      %base.5 = getelementptr nuw i8, ptr %base.4, i64 12
+      %x = load float, ptr %base.5, align 4
     """
     out: list[str] = []
     function: list[str] = []

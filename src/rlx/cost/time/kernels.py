@@ -44,7 +44,7 @@ from rlx.target.cpu import Target
 from rlx.target.prices import FEW_PS, SMALL_PS
 
 KEPT = 2  # times the size of L3: bytes that cores move before none of them has a line any more
-MAP_LINES, REDUCTION_LINES = 1, 4  # of code that come one after the other
+LINES_OF_MAP, LINES_OF_REDUCTION = 1, 4  # of code that come one after the other
 
 Places = Mapping[int, tuple[str, int]]
 """Value -> its space and its first byte there, for values between kernels."""
@@ -261,7 +261,7 @@ def _work_of(node: Node, at: Setting) -> Work:
     kernel = compose(body_of(node))
     work = _of_kind(kernel, at)
     if isinstance(kernel, Nest):
-        work.lines = REDUCTION_LINES if kernel.stats else MAP_LINES
+        work.lines = LINES_OF_REDUCTION if kernel.stats else LINES_OF_MAP
     return work
 
 
