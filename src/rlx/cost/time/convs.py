@@ -42,7 +42,7 @@ class _Shape:
     window: tuple[int, ...]
     strides: tuple[int, ...]
     padded: bool
-    read: tuple[int, ...]  # elements of all windows along an axis that are no padding
+    read: tuple[int, ...]  # elements of all windows along an axis that are not padding
     unknown: int  # columns at the right edge of which code does not know what they read
 
     @staticmethod
@@ -220,7 +220,7 @@ def _depthwise(work: Work, shape: _Shape, at: Setting, end_ps: float) -> None:
     line = (columns * stride + shape.window[-1] - 1) / columns
     loads = shape.taps / shape.window[-1] * line * rates.load_ps / 2
     pixel = max(shape.taps * rates.fma_ps, loads, shape.taps * rates.chain_ps / columns / 2)
-    read = prod(shape.read) / shape.taps / prod(shape.pixels)  # the part of windows that is no padding
+    read = prod(shape.read) / shape.taps / prod(shape.pixels)  # the part of windows that is not padding
     border = shape.unknown * prod(shape.pixels[:-1])
     strips = rates.call_ps * (1 + shape.pixels[-1] / columns)
     work.compute_ps += planes * ((prod(shape.pixels) - border) * pixel * read + prod(shape.pixels) * end_ps)
